@@ -1,1 +1,7 @@
-"""See `docs/`."""
+"""Saved models: safetensors beside `narrowcast.json`, written so that a killed save leaves the old files or the new ones."""
+
+from narrowcast.checkpoint.manifest import FORMAT_VERSION, Manifest
+from narrowcast.checkpoint.staging import locate, staged
+from narrowcast.checkpoint.tensors import OWNED, read_tensors, write_tensors
+
+__all__ = ["FORMAT_VERSION", "OWNED", "Manifest", "locate", "read_tensors", "staged", "write_tensors"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -23,7 +23,17 @@ from narrowcast.dtype_policies import DTypePolicy, registry
 from narrowcast.plan.carrier import Verdict
 from narrowcast.plan.tree import Member, Site
 
-__all__ = ["Carried", "Change", "Scheme", "carrying_class", "commit", "find", "original_class", "register"]
+__all__ = [
+    "Carried",
+    "Change",
+    "Scheme",
+    "carried_modes",
+    "carrying_class",
+    "commit",
+    "find",
+    "original_class",
+    "register",
+]
 
 
 class Carried:
@@ -100,32 +110,42 @@ class Change:
         return cls(module, type(module), new_dict)
 
 
-def commit(changes: Iterable[Change]) -> None:
-    """Puts all changes in place, or none: an error or an interrupt half way puts everything back."""
-    done: list[tuple[nn.Module, type, dict[str, Any]]] = []
+def commit(changes: Iterable[Change]) -> Callable[[], None]:
+    """Puts all changes in place, or none: an error or an interrupt half way puts everything back.
+
+    Returns:
+        A function that takes the changes back. It holds the old tensors until it is dropped.
+    """
+    classes: list[tuple[nn.Module, type[nn.Module], dict[str, Any]]] = []
     data: list[tuple[nn.Parameter, Tensor, Tensor | None]] = []
+
+    def roll_back() -> None:
+        for parameter, old_data, old_grad in reversed(data):
+            parameter.grad = None
+            parameter.data = old_data
+            parameter.grad = old_grad
+        for module, old_class, old_dict in reversed(classes):
+            object.__setattr__(module, "__dict__", old_dict)
+            object.__setattr__(module, "__class__", old_class)
+
     try:
         for change in changes:
             module = change.module
-            done.append((module, type(module), module.__dict__))
+            classes.append((module, type(module), module.__dict__))
             object.__setattr__(module, "__dict__", change.new_dict)
             object.__setattr__(module, "__class__", change.new_class)
-            for parameter, new in change.new_data:
-                data.append((parameter, parameter.data, parameter.grad))
+            for parameter, new_data in change.new_data:
                 grad = parameter.grad
+                data.append((parameter, parameter.data, grad))
+                # A gradient of another dtype than its parameter is refused by torch, so it follows.
                 parameter.grad = None
-                parameter.data = new
-                if grad is not None:
-                    parameter.grad = grad.to(new.dtype)
+                parameter.data = new_data
+                if grad is not None and grad.shape == new_data.shape:
+                    parameter.grad = grad.to(new_data.dtype)
     except BaseException:
-        for parameter, old, grad in reversed(data):
-            parameter.grad = None
-            parameter.data = old
-            parameter.grad = grad
-        for module, old_class, old_dict in reversed(done):
-            object.__setattr__(module, "__dict__", old_dict)
-            object.__setattr__(module, "__class__", old_class)
+        roll_back()
         raise
+    return roll_back
 
 
 class Scheme(ABC):

@@ -1,0 +1,154 @@
+"""The verbs of the library, for a model of any framework.
+
+Each framework package (`narrowcast.torch`) has the same verbs; here the one that the model belongs to is found. A
+framework is imported only because the user's own object is of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from narrowcast.errors import ModelError
+from narrowcast.plan.plan import Plan
+from narrowcast.plan.tree import Tree
+
+__all__ = ["apply", "dequantize", "load", "plan", "plan_of", "save", "tree"]
+
+Model = TypeVar("Model")
+
+_PACKAGES = {"torch": "narrowcast.torch"}
+"""The frameworks whose models can be carried out: the top-level module of the model's base class, and our package."""
+
+
+def _package_of(model: object) -> Any:
+    roots = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    # The base class decides: a user's `nn.Module` stands in the user's own package.
+    for root, package in _PACKAGES.items():
+        if root in roots and any(
+            cls.__module__ == "torch.nn.modules.module" and cls.__name__ == "Module" for cls in type(model).__mro__
+        ):
+            return importlib.import_module(package)
+    raise ModelError(
+        "Model is of no framework that narrowcast carries out",
+        got={"type": f"{type(model).__module__}.{type(model).__qualname__}"},
+        expected="a torch.nn.Module",
+        fix="Give the model object itself",
+    )
+
+
+def tree(model: object) -> Tree:
+    """Reads a model into its tree of sites, touching no tensor.
+
+    Example:
+        >>> import torch
+        >>> [site.path for site in tree(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))]
+        ['', '0', '1']
+    """
+    result: Tree = _package_of(model).tree(model)
+    return result
+
+
+def plan(model: object, policy: Any, *, strict: bool = True, fallback: str = "source") -> Plan:
+    """Says what a policy, a map or a policy's name will do to a model, touching no tensor.
+
+    Args:
+        model: a model, on the meta device too.
+        policy: a `DTypePolicyMap`, or one policy (or its name) for every site that can carry it.
+        strict: whether findings are errors, or warnings kept in the plan.
+        fallback: `"source"`, or `"error"` to refuse sites that would fall back.
+
+    Raises:
+        PlanError: overlaps, rules that match nothing or can do nothing; all findings at once.
+
+    Example:
+        >>> import torch
+        >>> plan(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"0": "int8"})["0"].status.value
+        'applied'
+    """
+    result: Plan = _package_of(model).plan(model, policy, strict=strict, fallback=fallback)
+    return result
+
+
+def apply(
+    model: Model, policy: Any, batches: Iterable[Any] | None = None, *, strict: bool = True, fallback: str = "source"
+) -> Model:
+    """Changes a model in place to what a policy, a map or a plan says, and returns it: all of it or nothing.
+
+    Args:
+        model: the model.
+        policy: a `Plan` made for this model, or whatever `plan` takes.
+        batches: inputs for modes that calibrate.
+        strict: as in `plan`.
+        fallback: as in `plan`.
+
+    Raises:
+        PlanError: as in `plan`.
+        UnsupportedError: a mode is not carried out in this framework yet.
+        WeightError: a weight holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> model = apply(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"0": "int8"})
+        >>> model[0].weight_codes.dtype
+        torch.int8
+    """
+    result: Model = _package_of(model).apply(model, policy, batches, strict=strict, fallback=fallback)
+    return result
+
+
+def dequantize(model: Model) -> Model:
+    """Takes every quantized site of a model back to the policy it started from, in place, and returns it.
+
+    Example:
+        >>> import torch
+        >>> dequantize(apply(torch.nn.Sequential(torch.nn.Linear(64, 64)), "int8"))[0].weight.dtype
+        torch.float32
+    """
+    result: Model = _package_of(model).dequantize(model)
+    return result
+
+
+def plan_of(model: object) -> Plan | None:
+    """Returns the plan that was carried out on a model, or `None`.
+
+    Example:
+        >>> import torch
+        >>> plan_of(apply(torch.nn.Linear(64, 64), "int8"))[""].given.name
+        'int8_from_float32'
+    """
+    result: Plan | None = _package_of(model).plan_of(model)
+    return result
+
+
+def save(model: object, folder: str | Path, **options: Any) -> None:
+    """Writes a model's tensors and policies to a folder, all or nothing. Options are those of the framework's `save`.
+
+    Raises:
+        CheckpointError: the files cannot be written; what the folder held before is unchanged.
+
+    Example:
+        >>> import tempfile, torch
+        >>> save(apply(torch.nn.Linear(64, 64), "int8"), tempfile.mkdtemp())
+    """
+    _package_of(model).save(model, folder, **options)
+
+
+def load(model: Model, folder: str | Path) -> Model:
+    """Gives a fresh model the policies and tensors of a saved folder, in place, and returns it.
+
+    Raises:
+        CheckpointError: the folder cannot be read. The model is unchanged.
+        TreeMismatchError: the layers are not those that were saved. The model is unchanged.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder = tempfile.mkdtemp()
+        >>> save(apply(torch.nn.Linear(64, 64), "int8"), folder)
+        >>> load(torch.nn.Linear(64, 64), folder).dtype_policy.name
+        'int8_from_float32'
+    """
+    result: Model = _package_of(model).load(model, folder)
+    return result
