@@ -32,7 +32,9 @@ class Pattern:
 
     def __init__(self, key: str) -> None:
         if len(key) > MAX_KEY_LENGTH:
-            raise PatternError("Key is too long", got={"length": len(key)}, expected=f"at most {MAX_KEY_LENGTH} characters")
+            raise PatternError(
+                "Key is too long", got={"length": len(key)}, expected=f"at most {MAX_KEY_LENGTH} characters"
+            )
         try:
             self._fullmatch = re.compile(key).fullmatch
         except (re.error, RecursionError, OverflowError) as error:
@@ -61,5 +63,7 @@ class PatternIndex:
     def matching(self, path: str) -> tuple[str, ...]:
         """Returns the keys of all patterns that match the whole of `path`, in the order in which they were added."""
         if len(path) > MAX_PATH_LENGTH:
-            raise PolicyError("Path is too long", got={"length": len(path)}, expected=f"at most {MAX_PATH_LENGTH} characters")
+            raise PolicyError(
+                "Path is too long", got={"length": len(path)}, expected=f"at most {MAX_PATH_LENGTH} characters"
+            )
         return tuple(key for key, pattern in self._patterns.items() if pattern.matches(path))
