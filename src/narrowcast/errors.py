@@ -10,6 +10,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     │   ├── OverlapError                      two patterns of a map give one path different policies
     │   └── PolicyFileError                   a policy file: version, field, type, syntax
     ├── PolicyTypeError (TypeError)           a value of the wrong type where a policy or dtype belongs
+    ├── MissingRuleError (KeyError)           a key that is not in the map
     ├── PathError (KeyError)                  a path that is not in the model
     ├── ModelError (ValueError)               a model (or its address) that cannot be read as a tree
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
@@ -28,6 +29,7 @@ from typing import Any
 __all__ = [
     "CheckpointError",
     "DuplicateRuleError",
+    "MissingRuleError",
     "ModelError",
     "NarrowcastError",
     "OverlapError",
@@ -146,6 +148,10 @@ class PolicyFileError(PolicyError):
 
 class PolicyTypeError(NarrowcastError, TypeError):
     """A value of the wrong type stands where a policy, a dtype or a key belongs."""
+
+
+class MissingRuleError(NarrowcastError, KeyError):
+    """A key is not one of a map's."""
 
 
 class PathError(NarrowcastError, KeyError):

@@ -1,0 +1,124 @@
+"""The grammar of policy names: ``<mode>_from_<source>``, and the numbers that a mode carries in its name.
+
+A mode is written as words and numbers joined by `/`: ``int8``, ``float8/current``, ``gptq/4/128``. Parsing and
+formatting are inverses: what `format` writes, `parse` reads, and there is one spelling for each value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from narrowcast.errors import PolicyError, PolicyTypeError
+
+__all__ = ["Grammar", "Setting", "join_name", "split_name"]
+
+_SEPARATOR = "_from_"
+_INTEGER = re.compile(r"-?[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An integer that a mode is set by, such as a group size.
+
+    Args:
+        name: what it is called in configs, attributes and errors.
+        expected: the values it may have, in words.
+        default: its value where none is given; `None` where one must be.
+        minimum: the smallest value.
+        choices: the only values, where they are few.
+        special: values that are allowed besides, below the minimum.
+    """
+
+    name: str
+    expected: str
+    default: int | None = None
+    minimum: int = 1
+    choices: tuple[int, ...] = ()
+    special: tuple[int, ...] = ()
+
+    def check(self, value: Any) -> int:
+        """Returns `value` as a plain integer.
+
+        Raises:
+            PolicyTypeError: it is not an integer, or a bool.
+            PolicyError: it is not one of the values allowed.
+        """
+        if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+            raise PolicyTypeError(
+                f"Setting {self.name} is not an integer", got={self.name: value}, expected=self.expected
+            )
+        number = int(value)
+        if number in self.special or (number in self.choices if self.choices else number >= self.minimum):
+            return number
+        raise PolicyError(
+            f"Setting {self.name} is not allowed to have this value", got={self.name: number}, expected=self.expected
+        )
+
+    def parse(self, text: str) -> int:
+        """Returns the value that `text` spells; raises `PolicyError` for other spellings (`0128`, `+1`, `1_28`)."""
+        if not _INTEGER.fullmatch(text):
+            raise PolicyError(f"Setting {self.name} cannot be read", got={self.name: text}, expected=self.expected)
+        return self.check(int(text))
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How a mode is written: its name and then its numbers, joined by `/`.
+
+    Args:
+        head: the name of the mode; may itself hold a `/` (`float8/current`).
+        numbers: what follows, in order.
+
+    Example:
+        >>> grammar = Grammar("awq", (Setting("weight_bits", "4", choices=(4,)), Setting("group_size", "1 or more")))
+        >>> print(grammar)
+        awq/<weight_bits>/<group_size>
+        >>> grammar.parse("awq/4/128")
+        {'weight_bits': 4, 'group_size': 128}
+        >>> grammar.format({"weight_bits": 4, "group_size": 128})
+        'awq/4/128'
+    """
+
+    head: str
+    numbers: tuple[Setting, ...] = ()
+
+    def __str__(self) -> str:
+        return "/".join([self.head, *(f"<{number.name}>" for number in self.numbers)])
+
+    def begins(self, text: str) -> bool:
+        """Says whether `text` is this mode, with or without its numbers."""
+        return text == self.head or text.startswith(self.head + "/")
+
+    def parse(self, text: str) -> dict[str, int]:
+        """Returns the numbers in `text`, by name.
+
+        Raises:
+            PolicyError: it is not written by this grammar, or a number is not allowed.
+        """
+        parts = text[len(self.head) :].split("/")[1:] if self.begins(text) else None
+        if parts is None or len(parts) != len(self.numbers):
+            raise PolicyError("Quantization mode is not complete", got={"mode": text}, expected=f"the form {self}")
+        return {number.name: number.parse(part) for number, part in zip(self.numbers, parts, strict=True)}
+
+    def format(self, values: Mapping[str, int]) -> str:
+        """Writes the mode with the numbers in `values`, which may hold more."""
+        return "/".join([self.head, *(str(values[number.name]) for number in self.numbers)])
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Splits a policy's name into mode and source; the source is `None` where the name has none.
+
+    Example:
+        >>> split_name("int8_from_mixed_bfloat16"), split_name("float32")
+        (('int8', 'mixed_bfloat16'), ('float32', None))
+    """
+    mode, separator, source = name.partition(_SEPARATOR)
+    return mode, source if separator else None
+
+
+def join_name(mode: str, source: str) -> str:
+    """Joins a mode and a source's name into the name of a quantized policy; the inverse of `split_name`."""
+    return f"{mode}{_SEPARATOR}{source}"
