@@ -1,0 +1,288 @@
+"""Running a module's own forward on other parameters than its own, without touching the module.
+
+The module's forward runs on a *shadow*: an object of the module's own class that shares everything with it, except
+that its parameters are cast. The module is not changed while it runs, so threads, recursion and exceptions see it
+whole; what the forward assigned to its attributes is copied back. Under `torch.compile` and `torch.export`, which trace
+in one thread and do not follow such an object, the cast parameters are put into the module itself and taken out again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from narrowcast.torch.carried import Cast, drift
+from narrowcast.torch.gemm import is_slow
+from narrowcast.torch.inputs import cast_arguments, cast_floats
+from narrowcast.torch.scheme import original_class
+
+__all__ = ["CustomCast", "KnownCast", "Shadowed", "UpCast", "UpCastLoss"]
+
+_MISSING = object()
+_Tensors = dict[str, Any]
+
+
+class Shadowed(Cast):
+    """A module whose own forward runs with its parameters, and those of the children it owns, cast."""
+
+    # Attributes that the forward derives from the parameters each time, and which are not copied back.
+    _narrowcast_derived: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if issubclass(cls, nn.RNNBase):
+            cls._narrowcast_derived = ("_flat_weights", "_flat_weight_refs")
+
+    def _call(
+        self, via: torch.dtype, inner: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any], *, buffers: bool = False
+    ) -> Any:
+        """Runs the module's own forward.
+
+        Args:
+            via: the dtype that parameters are rounded to.
+            inner: the dtype that they then have in forward.
+            args: the arguments, cast already.
+            kwargs: the same by name.
+            buffers: whether floating buffers are cast to `inner` too; what the forward writes into them is kept.
+        """
+        placed = {"_parameters": self._cast_parameters(self, via, inner)}
+        if buffers:
+            placed["_buffers"] = _cast_buffers(self, inner)
+        children = [(name, self._cast_parameters(self._modules[name], via, inner)) for name in self._narrowcast_owned]  # type: ignore[attr-defined]
+        placed = {name: tensors for name, tensors in placed.items() if tensors is not None}
+        children = [(name, tensors) for name, tensors in children if tensors is not None]
+        if not placed and not children:
+            return self._narrowcast_base.forward(self, *args, **kwargs)
+        run = _run_traced if torch.compiler.is_compiling() else _run_shadow
+        return run(self, placed, children, args, kwargs)
+
+    def _cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> _Tensors | None:
+        """The parameters of the module, or of a child it owns, cast; `None` where they are all as they have to be."""
+        changed = False
+        cast: _Tensors = {}
+        for name, tensor in module._parameters.items():
+            if tensor is not None and tensor.is_floating_point():
+                if tensor.dtype is not self._narrowcast_variable and tensor.dtype is not self._narrowcast_compute:
+                    raise drift(self, name, tensor.dtype)
+                narrow = tensor if tensor.dtype is via else tensor.to(via)
+                narrow = narrow if inner is via else narrow.to(inner)
+                changed = changed or narrow is not tensor
+                cast[name] = narrow
+            else:
+                cast[name] = tensor
+        if "parametrizations" in module._modules:
+            # Registered after the policy: the value is computed by a property of the class above ours, which the shadow
+            # does not have.
+            for name in module._modules["parametrizations"]:
+                narrow = getattr(module, name).to(via).to(inner)
+                cast[name] = narrow
+                changed = True
+        return cast if changed else None
+
+
+class CustomCast(Shadowed):
+    """A module with a forward of its author: inputs and parameters in the compute dtype, outputs as the author returns them."""
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        compute = self._narrowcast_compute
+        args, kwargs = cast_arguments(args, kwargs, compute, self._narrowcast_masks)
+        try:
+            return self._call(compute, compute, args, kwargs)
+        except RuntimeError as error:
+            if not torch.compiler.is_compiling() and any(word in str(error) for word in ("dtype", "type (", "scalar type")):
+                error.add_note(
+                    f"This happened inside {type(self).__name__}, whose own arithmetic runs in {compute} under "
+                    f"{self._dtype_policy!r}. If its forward reads the parameters of a child (`self.child.weight`) instead "
+                    "of calling it, these are in the dtype in which they are stored: give this module the rule 'keep', or "
+                    "let it cast them."
+                )
+            raise
+
+
+class KnownCast(Shadowed):
+    """A layer of PyTorch whose parameters are multiplied: inputs, parameters and outputs in the compute dtype.
+
+    Numerics:
+        Where the CPU multiplies the compute dtype slowly, inputs and parameters are rounded to it, computed on in
+        float32, and the outputs are rounded.
+    """
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        compute = self._narrowcast_compute
+        args, kwargs = cast_arguments(args, kwargs, compute, self._narrowcast_masks)
+        inner = torch.float32 if is_slow_for(self, compute) else compute
+        if inner is not compute:
+            args, kwargs = cast_arguments(args, kwargs, inner)
+        return cast_floats(self._call(compute, inner, args, kwargs), compute)
+
+
+class UpCast(Shadowed):
+    """A norm or a softmax: takes its input as it comes, computes in float32 at least, returns the compute dtype.
+
+    Numerics:
+        The input is not rounded to the compute dtype first, so values above its range (65504 in float16) do no harm.
+        float64 where the policy computes in it. Running statistics stay in the dtype they have.
+    """
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return cast_floats(self._run_wide(args, kwargs), self._narrowcast_compute)
+
+    def _run_wide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inner = torch.float64 if self._narrowcast_compute is torch.float64 else torch.float32
+        args, kwargs = cast_arguments(args, kwargs, inner)
+        return self._call(inner, inner, args, kwargs, buffers=True)
+
+
+class UpCastLoss(UpCast):
+    """A loss: as `UpCast`, and what it returns stays in float32 (float64 where the policy computes in it)."""
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_wide(args, kwargs)
+
+
+def is_slow_for(module: Any, dtype: torch.dtype) -> bool:
+    """Says whether the device of a module's first parameter multiplies `dtype` slower than float32."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return is_slow(parameter, dtype)
+    return False
+
+
+def _cast_buffers(module: Any, inner: torch.dtype) -> _Tensors | None:
+    cast = {}
+    changed = False
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.dtype is not inner and buffer.is_floating_point():
+            cast[name] = buffer.to(inner)
+            changed = True
+        else:
+            cast[name] = buffer
+    return cast if changed else None
+
+
+def _run_shadow(
+    module: Any,
+    placed: dict[str, _Tensors],
+    children: list[tuple[str, _Tensors]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if children:
+        modules = dict(module._modules)
+        pairs = []
+        for name, tensors in children:
+            child = _Shadow(module._modules[name], {"_parameters": tensors})
+            modules[name] = child.shadow
+            pairs.append(child)
+        whole = _Shadow(module, {**placed, "_modules": modules})
+    else:
+        pairs = []
+        whole = _Shadow(module, placed)
+    try:
+        return module._narrowcast_base.forward(whole.shadow, *args, **kwargs)
+    finally:
+        whole.copy_back()
+        for child in pairs:
+            child.copy_back()
+
+
+class _Shadow:
+    """A module's shadow, and what is needed to tell what a forward changed on it."""
+
+    __slots__ = ("before", "derived", "module", "placed", "shadow")
+
+    def __init__(self, module: Any, placed: dict[str, dict[str, Any]]) -> None:
+        cls = original_class(module)
+        self.module = module
+        self.derived: tuple[str, ...] = getattr(module, "_narrowcast_derived", ())
+        self.shadow: Any = object.__new__(cls)
+        state = self.shadow.__dict__
+        state.update(module.__dict__)
+        state.update(placed)
+        for name in _slots(cls):
+            if hasattr(module, name):
+                object.__setattr__(self.shadow, name, getattr(module, name))
+        self.before = dict(state)
+        self.placed = {name: dict(values) for name, values in placed.items()}
+
+    def copy_back(self) -> None:
+        module, after, before = self.module, self.shadow.__dict__, self.before
+        # Against what it was when the call began and not against the module, which another thread may have changed.
+        num_new = 0
+        for name, value in after.items():
+            old = before.get(name, _MISSING)
+            if old is value:
+                continue
+            num_new += old is _MISSING
+            if name not in self.derived:
+                module.__dict__[name] = value
+        if len(after) - num_new < len(before):
+            for name in before.keys() - after.keys():
+                module.__dict__.pop(name, None)
+        for where, values in self.placed.items():
+            _copy_back_entries(module.__dict__[where], values, before[where])
+            if where == "_buffers" and module.training:
+                _copy_back_values(module._buffers, values)
+        for name in _slots(type(self.shadow)):
+            if hasattr(self.shadow, name):
+                object.__setattr__(module, name, getattr(self.shadow, name))
+
+
+def _copy_back_entries(own: dict[str, Any], placed: dict[str, Any], after: dict[str, Any]) -> None:
+    """Takes over parameters, buffers or children that a forward set or deleted on the shadow."""
+    for name, value in after.items():
+        if placed.get(name, _MISSING) is not value:
+            own[name] = value
+    for name in placed.keys() - after.keys():
+        own.pop(name, None)
+
+
+def _copy_back_values(own: dict[str, Any], placed: dict[str, Any]) -> None:
+    """Takes over what a forward wrote into the cast copies of buffers."""
+    with torch.no_grad():
+        for name, value in placed.items():
+            buffer = own.get(name)
+            if buffer is not None and value is not None and buffer.dtype is not value.dtype:
+                buffer.copy_(value)
+
+
+@lru_cache(maxsize=4096)
+def _slots(cls: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for base in cls.__mro__:
+        declared = base.__dict__.get("__slots__", ())
+        names += [declared] if isinstance(declared, str) else list(declared)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _run_traced(
+    module: Any,
+    placed: dict[str, _Tensors],
+    children: list[tuple[str, _Tensors]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The same for tracing: the cast tensors stand in the module itself while its forward runs."""
+    own_parameters, own_buffers = module._parameters, module._buffers
+    own_of_children = [module._modules[name]._parameters for name, _ in children]
+    derived = {name: module.__dict__[name] for name in module._narrowcast_derived}
+    try:
+        if "_parameters" in placed:
+            module._parameters = placed["_parameters"]
+        if "_buffers" in placed:
+            module._buffers = placed["_buffers"]
+        for name, tensors in children:
+            module._modules[name]._parameters = tensors
+        return module._narrowcast_base.forward(module, *args, **kwargs)
+    finally:
+        module._parameters = own_parameters
+        module._buffers = own_buffers
+        if derived:
+            module.__dict__.update(derived)
+        for (name, _), own in zip(children, own_of_children, strict=True):
+            module._modules[name]._parameters = own
+        if "_buffers" in placed and module.training:
+            _copy_back_values(own_buffers, placed["_buffers"])
