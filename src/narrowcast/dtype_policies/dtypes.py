@@ -165,11 +165,11 @@ def standardize(value: Any) -> str:
     Example:
         >>> standardize(float)
         'float32'
-        >>> standardize("float61")
+        >>> standardize("bfloat61")
         Traceback (most recent call last):
             ...
-        narrowcast.errors.PolicyError: Dtype is unknown. Got dtype='float61'. Expected the name of a dtype; \
-did you mean 'float16'?
+        narrowcast.errors.PolicyError: Dtype is unknown. Got dtype='bfloat61'. Expected a dtype's name; did you mean \
+'bfloat16'?
     """
     name = _name_of(value)
     if name not in ALL:
@@ -196,6 +196,6 @@ def _unknown(value: Any) -> PolicyError:
     return PolicyError(
         "Dtype is unknown",
         got={"dtype": value},
-        expected="the name of a dtype" if near else f"one of {', '.join(ALL)}",
+        expected="a dtype's name" if near else f"one of {', '.join(ALL)}",
         suggestion=near[0] if near else None,
     )

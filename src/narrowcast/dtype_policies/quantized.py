@@ -7,7 +7,7 @@ from typing import Any, Self
 from narrowcast.dtype_policies import dtypes, registry
 from narrowcast.dtype_policies.names import join_name
 from narrowcast.dtype_policies.policy import DTypePolicy, global_source
-from narrowcast.errors import PolicyError, PolicyTypeError
+from narrowcast.errors import PolicyError
 
 __all__ = ["QuantizedDTypePolicy"]
 
@@ -106,8 +106,6 @@ class QuantizedDTypePolicy(DTypePolicy):
 
 def _own_mode(policy_class: type[QuantizedDTypePolicy], mode: Any) -> tuple[registry.Mode, dict[str, int]]:
     """Returns the mode that `mode` names, and its numbers; an error where it belongs to another class."""
-    if not isinstance(mode, str):
-        raise PolicyTypeError("Quantization mode is not text", got={"mode": mode}, expected="a mode such as 'int8'")
     record, numbers = registry.parse_mode(mode)
     if not issubclass(policy_class, record.policy_class):
         own = [str(other.grammar) for other in registry.modes() if issubclass(policy_class, other.policy_class)]

@@ -137,6 +137,7 @@ def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
     """Returns the mode that `text` names, and the numbers in it.
 
     Raises:
+        PolicyTypeError: `text` is not text.
         PolicyError: no mode is called so, or its numbers are missing or not allowed.
 
     Example:
@@ -144,6 +145,8 @@ def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
         >>> mode.name, numbers
         ('gptq', {'weight_bits': 4, 'group_size': 128})
     """
+    if not isinstance(text, str):
+        raise PolicyTypeError("Quantization mode is not text", got={"mode": text}, expected="a mode such as 'int8'")
     mode = find_mode(text)
     if mode is None:
         known = [str(mode.grammar) for mode in _MODES.values() if mode.is_quantized]
@@ -278,15 +281,19 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
     """
     if isinstance(config, str):
         return _get_by_name(config)
-    if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
+    class_name = config.get("class_name") if isinstance(config, Mapping) else None
+    fields = config.get("config", {}) if isinstance(config, Mapping) else None
+    if not isinstance(class_name, str) or not isinstance(fields, Mapping):
         raise PolicyError(
             "Policy config cannot be read",
             got={"config": config},
             expected="a policy's name, or a mapping with 'class_name' and 'config'",
         )
-    class_name, fields = config["class_name"], config.get("config", {})
-    known = _CLASSES | dict(custom_objects or {})
-    policy_class = known.get(config.get("registered_name") or class_name) or known.get(class_name)
+    custom = dict(custom_objects or {})
+    policy_class = custom.get(config.get("registered_name")) or custom.get(class_name)
+    if policy_class is None and "mode" in fields and class_name in _CLASSES:
+        return make(**_quantized_fields(fields))
+    policy_class = policy_class or _CLASSES.get(class_name)
     if not (isinstance(policy_class, type) and issubclass(policy_class, DTypePolicy)):
         near = closest(class_name, _CLASSES)
         raise PolicyError(
@@ -296,14 +303,18 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
             suggestion=near[0] if near else None,
             fix="Pass a class of your own in custom_objects",
         )
-    if not isinstance(fields, Mapping):
-        raise PolicyError("Policy config is not a mapping", got={"config": fields}, expected="a mapping of arguments")
-    try:
-        return policy_class.from_config(fields, custom_objects=custom_objects)
-    except TypeError as error:
-        if isinstance(error, PolicyTypeError):
-            raise
-        raise PolicyError(f"Policy config has fields that {class_name} has not", got={"config": fields}) from error
+    return policy_class.from_config(fields, custom_objects=custom_objects)
+
+
+def _quantized_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `make` for the config of a quantized policy.
+
+    The class is that of the mode, whatever class wrote it: Keras writes some modes by several.
+    """
+    fields = dict(fields)
+    mode = fields.pop("mode")
+    spelling = _OLD_SPELLINGS.get(mode, mode) if isinstance(mode, str) else mode
+    return {"mode": spelling, "source": fields.pop("source_name", None), **fields}
 
 
 register(
