@@ -1,5 +1,73 @@
-"""narrowcast: the precision policy for the life of a model."""
+"""narrowcast: the precision policy for the life of a model.
+
+One policy map decides for every layer which dtype it computes in, stores its variables in and is quantized to. It is
+checked before anything moves, explained, trained with, quantized by, saved and reloaded.
+
+Example:
+    >>> import torch, narrowcast
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    >>> plan = narrowcast.plan(model, {"0": "int8", "2": "keep"})
+    >>> plan["0"].given
+    <QuantizedDTypePolicy "int8_from_float32">
+    >>> narrowcast.apply(model, plan)(torch.ones(1, 64)).shape
+    torch.Size([1, 8])
+"""
 
 from __future__ import annotations
 
+from narrowcast import config, dtype_policies, errors, mixed_precision
+from narrowcast.dtype_policies import (
+    AWQDTypePolicy,
+    DTypePolicy,
+    DTypePolicyMap,
+    FloatDTypePolicy,
+    GPTQDTypePolicy,
+    Int4DTypePolicy,
+    KeepPolicy,
+    MXDTypePolicy,
+    NVFP4DTypePolicy,
+    QuantizedDTypePolicy,
+    QuantizedFloat8DTypePolicy,
+    keep,
+)
+from narrowcast.dtype_policies.files import read as read_policy
+from narrowcast.dtype_policies.files import write as write_policy
+
+# The package `narrowcast.plan` is imported before its name is taken by the verb; `from narrowcast.plan import ...` still finds
+# the package.
+from narrowcast.errors import NarrowcastError
+from narrowcast.frameworks import apply, dequantize, load, plan, plan_of, save, tree
+from narrowcast.plan import Plan, Tree
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "AWQDTypePolicy",
+    "DTypePolicy",
+    "DTypePolicyMap",
+    "FloatDTypePolicy",
+    "GPTQDTypePolicy",
+    "Int4DTypePolicy",
+    "KeepPolicy",
+    "MXDTypePolicy",
+    "NVFP4DTypePolicy",
+    "NarrowcastError",
+    "Plan",
+    "QuantizedDTypePolicy",
+    "QuantizedFloat8DTypePolicy",
+    "Tree",
+    "apply",
+    "config",
+    "dequantize",
+    "dtype_policies",
+    "errors",
+    "keep",
+    "load",
+    "mixed_precision",
+    "plan",
+    "plan_of",
+    "read_policy",
+    "save",
+    "tree",
+    "write_policy",
+]

@@ -7,7 +7,9 @@ framework is imported only because the user's own object is of it.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,17 +21,14 @@ __all__ = ["apply", "dequantize", "load", "plan", "plan_of", "save", "tree"]
 
 Model = TypeVar("Model")
 
-_PACKAGES = {"torch": "narrowcast.torch"}
-"""The frameworks whose models can be carried out: the top-level module of the model's base class, and our package."""
+_PACKAGES = {"torch": ("nn.Module", "narrowcast.torch")}
+"""By framework: the base class of its models, and the package here that carries policies out on them."""
 
 
 def _package_of(model: object) -> Any:
-    roots = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
-    # The base class decides: a user's `nn.Module` stands in the user's own package.
-    for root, package in _PACKAGES.items():
-        if root in roots and any(
-            cls.__module__ == "torch.nn.modules.module" and cls.__name__ == "Module" for cls in type(model).__mro__
-        ):
+    for framework, (base, package) in _PACKAGES.items():
+        # Whoever holds a model has imported its framework.
+        if framework in sys.modules and isinstance(model, attrgetter(base)(sys.modules[framework])):
             return importlib.import_module(package)
     raise ModelError(
         "Model is of no framework that narrowcast carries out",
