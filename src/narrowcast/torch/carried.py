@@ -1,4 +1,4 @@
-"""What every module under a float policy has, whatever its kind: a forward that casts, and parameters that keep their dtype.
+"""What every module under a float policy has: a forward that casts, and parameters that keep their dtype.
 
 `Guarded` holds the parameters in the variable dtype through `.half()`, `.to(dtype)` and `load_state_dict(assign=True)`.
 `Cast` puts in place of `forward` one that turns `torch.autocast` off and hands over to `_run`, which each kind of
@@ -36,11 +36,6 @@ class Guarded(Carried):
     """
 
     _narrowcast_variable: torch.dtype
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Code that makes another module of its own class (`self.__class__(...)`, slices of a Sequential) gets a plain one.
-        object.__setattr__(self, "__class__", self._narrowcast_base)
-        self.__init__(*args, **kwargs)  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         if recurse:
@@ -145,8 +140,8 @@ def drift(module: Any, name: str, dtype: torch.dtype) -> ModelError:
     """Returns the error for a parameter whose dtype was changed behind the policy's back."""
     policy = getattr(module, "_dtype_policy", None)
     return ModelError(
-        f"Parameter {name!r} of {type(module).__name__}({module.extra_repr()}) has not the dtype that its policy gives it",
+        f"Parameter {name!r} of {type(module).__name__}({module.extra_repr()}) has not the dtype of its policy",
         got={"dtype": dtypes.standardize(dtype)},
         expected=f"{dtypes.standardize(module._narrowcast_variable)}, the variable dtype of {policy!r}",
-        fix="Call `.float()` on the module, which brings its parameters back to the policy's dtype, or apply another policy",
+        fix="Call `.float()` on the module, which brings its parameters back to the policy's dtype",
     )

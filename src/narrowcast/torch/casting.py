@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from narrowcast.torch.embedding import EmbeddingCast
 from narrowcast.torch.gemm import ARITHMETIC, SLOW_ON_CPU, describe_gemm
 from narrowcast.torch.kinds import details_of, owned_children
 from narrowcast.torch.linear import LinearCast
+from narrowcast.torch.norm import UpCast, UpCastLoss
 from narrowcast.torch.scheme import Carried, Change, Scheme, carrying_class, original_class, register
-from narrowcast.torch.shadow import CustomCast, KnownCast, UpCast, UpCastLoss
+from narrowcast.torch.shadow import CustomCast, KnownCast
 
 __all__ = ["FloatScheme", "describe_kernel"]
 
@@ -121,16 +122,18 @@ class FloatScheme(Scheme):
         return changes
 
     def _carrier_for(self, base: type[nn.Module]) -> type[Guarded]:
-        return self._by_forward.get(base.forward, self._carrier)
+        found: type[Guarded] = self._by_forward.get(base.forward, self._carrier)
+        return found
 
     def undo(self, module: nn.Module, *, shared: MutableMapping[Any, Any] | None = None) -> list[Change]:
         """Builds the module without its policy. Parameters stay in the variable dtype."""
-        changes = []
-        for part in (module, *(module._modules[name] for name in owned_children(module))):
+        changes: list[Change] = []
+        parts: list[Any] = [module, *(module._modules[name] for name in owned_children(module))]
+        for part in parts:
             if isinstance(part, Guarded):
                 _check_own_class(part)
-                change = Change.of(part)
-                change.new_class = original_class(part)
+                change = Change.of(cast(nn.Module, part))
+                change.new_class = part._narrowcast_base
                 for name in _STATE:
                     change.new_dict.pop(name, None)
                 changes.append(change)
@@ -182,7 +185,7 @@ def _check_is_carriable(module: nn.Module, policy: DTypePolicy) -> None:
 
 
 def _check_own_class(module: Carried) -> None:
-    own = carrying_class(module._narrowcast_mixin, module._narrowcast_base)
+    own: type = carrying_class(module._narrowcast_mixin, module._narrowcast_base)
     if type(module) is not own:
         raise UnsupportedError(
             f"{own.__name__} cannot get another policy: its class was changed after it got this one",
@@ -193,7 +196,7 @@ def _check_own_class(module: Carried) -> None:
 
 
 def _cast_children(module: nn.Module) -> tuple[str, ...]:
-    """The children whose parameters the forward of `module` reads: those of its site, and of any attention its `out_proj`."""
+    """The children whose parameters the forward of `module` reads: those of its site; `out_proj` of any attention."""
     names = [name for name in owned_children(module) if name != "parametrizations"]
     if isinstance(module, nn.MultiheadAttention) and "out_proj" not in names:
         names.append("out_proj")

@@ -24,7 +24,7 @@ FAST_PATHS: dict[type[nn.Module], dict[str, Any]] = {
 }
 """Containers with a fast path over their children's weights: the attribute that decides, and its value for no.
 
-`nn.MultiheadAttention` has one too, over its own `out_proj`; it is one site, whose scheme runs on cast weights either way.
+`nn.MultiheadAttention` has one too, over its own `out_proj`; it is one site, so the path sees cast weights.
 """
 
 
@@ -63,8 +63,8 @@ def changes_for(root: nn.Module, carried: Collection[nn.Module], changes: Iterab
     Args:
         root: the model.
         carried: the modules that carry a policy, a quantized form or an input cast once `changes` are in place.
-        changes: the changes that will be committed with these. One of them whose module needs its fast path turned off is
-            altered in place, since a module takes one change.
+        changes: the changes that will be committed with these. One of them whose module needs its fast path turned
+            off is altered in place, since a module takes one change.
 
     Returns:
         Further changes, for modules that have none among `changes`.

@@ -22,8 +22,8 @@ def cast_floats(x: Any, dtype: torch.dtype) -> Any:
     them are handled here, in a form that `torch.compile` follows; anything else is handed on to it.
 
     Args:
-        x: a tensor; a tuple, list or dict, a subclass of one (named tuples, packed sequences, model outputs) or a dataclass,
-            at any depth; or anything else, which is passed on.
+        x: a tensor; a tuple, list or dict, a subclass of one (named tuples, packed sequences, model outputs) or a
+            dataclass, at any depth; or anything else, which is passed on.
         dtype: the dtype to cast to.
 
     Returns:

@@ -36,11 +36,6 @@ class InputCast(Carried):
             turn_off(cls, base)
             cls.forward = _casting_inputs(base.forward)  # type: ignore[attr-defined]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Code that makes another module of its own class (`self.__class__(...)`) gets a plain one.
-        object.__setattr__(self, "__class__", self._narrowcast_base)
-        self.__init__(*args, **kwargs)  # type: ignore[misc]
-
 
 def _casting_inputs(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own, updated=())

@@ -10,11 +10,9 @@ with the same name, made by `carrying_class`.
 
 from __future__ import annotations
 
-import copyreg
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -51,17 +49,26 @@ class Carried:
         """The policy that this module carries out."""
         return self._dtype_policy
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Code that makes another module of its own class (`self.__class__(...)`, a slice of a Sequential) gets a plain
+        # one.
+        object.__setattr__(self, "__class__", self._narrowcast_base)
+        self.__init__(*args, **kwargs)  # type: ignore[misc]
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The carrying class is made at run time, so pickle is told how to make it again.
-        state = self.__getstate__()  # type: ignore[attr-defined]
+        state = self.__getstate__()
         return _rebuild, (self._narrowcast_mixin, self._narrowcast_base), state
 
 
 def _rebuild(mixin: type[Carried], base: type[nn.Module]) -> nn.Module:
-    return copyreg.__newobj__(carrying_class(mixin, base))  # type: ignore[attr-defined,no-any-return]
+    cls = carrying_class(mixin, base)
+    return cls.__new__(cls)
 
 
-@lru_cache(maxsize=None)
+_CLASSES: dict[tuple[type[Carried], type[nn.Module]], type[nn.Module]] = {}
+
+
 def carrying_class(mixin: type[Carried], base: type[nn.Module]) -> type[nn.Module]:
     """Returns the subclass of `base` that carries a policy by `mixin`; one class for each pair.
 
@@ -69,6 +76,9 @@ def carrying_class(mixin: type[Carried], base: type[nn.Module]) -> type[nn.Modul
         mixin: a subclass of `Carried` whose methods (`forward`, ...) come before those of `base`.
         base: the module's own class, not one that already carries a policy.
     """
+    known = _CLASSES.get((mixin, base))
+    if known is not None:
+        return known
     namespace = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -76,7 +86,8 @@ def carrying_class(mixin: type[Carried], base: type[nn.Module]) -> type[nn.Modul
         "_narrowcast_base": base,
         "_narrowcast_mixin": mixin,
     }
-    return type(base.__name__, (mixin, base), namespace)
+    # Two threads may both come here; one class has to win for all modules.
+    return _CLASSES.setdefault((mixin, base), type(base.__name__, (mixin, base), namespace))
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:

@@ -12,16 +12,17 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from narrowcast.torch.carried import Cast, drift
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.inputs import cast_arguments, cast_floats
 from narrowcast.torch.scheme import original_class
 
-__all__ = ["CustomCast", "KnownCast", "Shadowed", "UpCast", "UpCastLoss"]
+__all__ = ["CustomCast", "KnownCast", "Shadowed"]
 
 _MISSING = object()
+_DTYPE_WORDS = ("dtype", "type (", "scalar type")
 _Tensors = dict[str, Any]
 
 
@@ -37,7 +38,13 @@ class Shadowed(Cast):
             cls._narrowcast_derived = ("_flat_weights", "_flat_weight_refs")
 
     def _call(
-        self, via: torch.dtype, inner: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any], *, buffers: bool = False
+        self,
+        via: torch.dtype,
+        inner: torch.dtype,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        buffers: bool = False,
     ) -> Any:
         """Runs the module's own forward.
 
@@ -48,12 +55,19 @@ class Shadowed(Cast):
             kwargs: the same by name.
             buffers: whether floating buffers are cast to `inner` too; what the forward writes into them is kept.
         """
-        placed = {"_parameters": self._cast_parameters(self, via, inner)}
+        placed: dict[str, _Tensors] = {}
+        parameters = self._cast_parameters(self, via, inner)
+        if parameters is not None:
+            placed["_parameters"] = parameters
         if buffers:
-            placed["_buffers"] = _cast_buffers(self, inner)
-        children = [(name, self._cast_parameters(self._modules[name], via, inner)) for name in self._narrowcast_owned]  # type: ignore[attr-defined]
-        placed = {name: tensors for name, tensors in placed.items() if tensors is not None}
-        children = [(name, tensors) for name, tensors in children if tensors is not None]
+            cast = _cast_buffers(self, inner)
+            if cast is not None:
+                placed["_buffers"] = cast
+        children: list[tuple[str, _Tensors]] = []
+        for name in self._narrowcast_owned:
+            parameters = self._cast_parameters(self._modules[name], via, inner)  # type: ignore[attr-defined]
+            if parameters is not None:
+                children.append((name, parameters))
         if not placed and not children:
             return self._narrowcast_base.forward(self, *args, **kwargs)
         run = _run_traced if torch.compiler.is_compiling() else _run_shadow
@@ -84,7 +98,7 @@ class Shadowed(Cast):
 
 
 class CustomCast(Shadowed):
-    """A module with a forward of its author: inputs and parameters in the compute dtype, outputs as the author returns them."""
+    """A module with a forward of its author: inputs and parameters in the compute dtype, outputs as they come."""
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         compute = self._narrowcast_compute
@@ -92,12 +106,12 @@ class CustomCast(Shadowed):
         try:
             return self._call(compute, compute, args, kwargs)
         except RuntimeError as error:
-            if not torch.compiler.is_compiling() and any(word in str(error) for word in ("dtype", "type (", "scalar type")):
+            if not torch.compiler.is_compiling() and any(word in str(error) for word in _DTYPE_WORDS):
                 error.add_note(
                     f"This happened inside {type(self).__name__}, whose own arithmetic runs in {compute} under "
-                    f"{self._dtype_policy!r}. If its forward reads the parameters of a child (`self.child.weight`) instead "
-                    "of calling it, these are in the dtype in which they are stored: give this module the rule 'keep', or "
-                    "let it cast them."
+                    f"{self._dtype_policy!r}. Children without a policy compute in the dtype of their parameters; and "
+                    "where its forward reads the parameters of a child (`self.child.weight`) instead of calling it, "
+                    "these are in the dtype in which they are stored. Give this module the rule 'keep', or let it cast."
                 )
             raise
 
@@ -117,30 +131,6 @@ class KnownCast(Shadowed):
         if inner is not compute:
             args, kwargs = cast_arguments(args, kwargs, inner)
         return cast_floats(self._call(compute, inner, args, kwargs), compute)
-
-
-class UpCast(Shadowed):
-    """A norm or a softmax: takes its input as it comes, computes in float32 at least, returns the compute dtype.
-
-    Numerics:
-        The input is not rounded to the compute dtype first, so values above its range (65504 in float16) do no harm.
-        float64 where the policy computes in it. Running statistics stay in the dtype they have.
-    """
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return cast_floats(self._run_wide(args, kwargs), self._narrowcast_compute)
-
-    def _run_wide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inner = torch.float64 if self._narrowcast_compute is torch.float64 else torch.float32
-        args, kwargs = cast_arguments(args, kwargs, inner)
-        return self._call(inner, inner, args, kwargs, buffers=True)
-
-
-class UpCastLoss(UpCast):
-    """A loss: as `UpCast`, and what it returns stays in float32 (float64 where the policy computes in it)."""
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run_wide(args, kwargs)
 
 
 def is_slow_for(module: Any, dtype: torch.dtype) -> bool:
@@ -195,7 +185,7 @@ class _Shadow:
     __slots__ = ("before", "derived", "module", "placed", "shadow")
 
     def __init__(self, module: Any, placed: dict[str, dict[str, Any]]) -> None:
-        cls = original_class(module)
+        cls: Any = original_class(module)
         self.module = module
         self.derived: tuple[str, ...] = getattr(module, "_narrowcast_derived", ())
         self.shadow: Any = object.__new__(cls)
@@ -226,16 +216,15 @@ class _Shadow:
             _copy_back_entries(module.__dict__[where], values, before[where])
             if where == "_buffers" and module.training:
                 _copy_back_values(module._buffers, values)
-        for name in _slots(type(self.shadow)):
+        cls: Any = type(self.shadow)
+        for name in _slots(cls):
             if hasattr(self.shadow, name):
                 object.__setattr__(module, name, getattr(self.shadow, name))
 
 
 def _copy_back_entries(own: dict[str, Any], placed: dict[str, Any], after: dict[str, Any]) -> None:
     """Takes over parameters, buffers or children that a forward set or deleted on the shadow."""
-    for name, value in after.items():
-        if placed.get(name, _MISSING) is not value:
-            own[name] = value
+    own.update({name: value for name, value in after.items() if placed.get(name, _MISSING) is not value})
     for name in placed.keys() - after.keys():
         own.pop(name, None)
 
@@ -250,7 +239,7 @@ def _copy_back_values(own: dict[str, Any], placed: dict[str, Any]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _slots(cls: type) -> tuple[str, ...]:
+def _slots(cls: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in cls.__mro__:
         declared = base.__dict__.get("__slots__", ())
