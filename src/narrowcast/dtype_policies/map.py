@@ -397,3 +397,6 @@ def _read(what: str, value: Any) -> DTypePolicy:
     if policy._is_map:
         raise PolicyError(f"Policy of {what} is itself a map", got={"policy": policy}, expected="a policy of one layer")
     return policy
+
+
+registry.register_class(DTypePolicyMap)
