@@ -5,14 +5,21 @@ Everything that follows (applying, saving, exporting, explaining) reads the plan
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, deserialize, serialize
 from narrowcast.plan.carrier import Status
+from narrowcast.plan.estimate import Totals, total
+from narrowcast.plan.table import Table
 from narrowcast.plan.tree import Site, Tree
+
+if TYPE_CHECKING:
+    from narrowcast.plan.diff import Difference
+    from narrowcast.plan.explain import Explanation
 
 __all__ = ["Loser", "Plan", "Row"]
 
@@ -24,7 +31,7 @@ class Loser:
     Args:
         rule: its key.
         policy: the policy it would have given.
-        reason: why it lost (`an exact key wins over patterns`, `keep wins over patterns`).
+        reason: why it lost (`an exact key wins over patterns`, `keep wins over other patterns`).
     """
 
     rule: str
@@ -39,7 +46,8 @@ class Row:
     Args:
         site: the site.
         asked: the policy asked, as the author wrote it (`int8_from_keep`); `None` where nothing was.
-        given: the policy the site has after `apply`, its source resolved (`int8_from_bfloat16`); `keep` where it stays.
+        given: the policy the site has after `apply`, its source resolved (`int8_from_bfloat16`). Where the site stays
+            as it is, the policy it carries now, or `keep`.
         status: see `Status`.
         rule: the key that won; `None` where no rule matched and the default, or nothing, applies.
         losers: the rules that matched and lost.
@@ -48,9 +56,9 @@ class Row:
         bytes_after: bytes of the stored form after.
         bytes_kernel: bytes of derived kernel layouts, in memory only.
         kernel: what will run.
-        replaces: what runs now.
-        casts_inputs: the site is kept, and its floating inputs are cast to its present dtype because the policies of other
-            sites change the dtype of what flows in.
+        replaces: what runs now, where that changes.
+        casts_inputs: the site is kept, and its floating inputs are cast to its present dtype because the policies of
+            other sites change the dtype of what flows in.
     """
 
     site: Site
@@ -72,22 +80,68 @@ class Row:
         """The site's first path."""
         return self.site.path
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the row as plain JSON values; of the site, the path."""
+        return {
+            "path": self.path,
+            "asked": None if self.asked is None else serialize(self.asked),
+            "given": serialize(self.given),
+            "status": self.status.value,
+            "rule": self.rule,
+            "losers": [
+                {"rule": loser.rule, "policy": serialize(loser.policy), "reason": loser.reason} for loser in self.losers
+            ],
+            "reason": self.reason,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "bytes_kernel": self.bytes_kernel,
+            "kernel": self.kernel,
+            "replaces": self.replaces,
+            "casts_inputs": self.casts_inputs,
+        }
 
-@dataclass(frozen=True)
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], site: Site) -> Row:
+        """Makes the row of `site` that `to_json` returned."""
+        fields = dict(data)
+        fields.pop("path")
+        fields["asked"] = None if data["asked"] is None else deserialize(data["asked"])
+        fields["given"] = deserialize(data["given"])
+        fields["status"] = Status(data["status"])
+        fields["losers"] = tuple(Loser(x["rule"], deserialize(x["policy"]), x["reason"]) for x in data["losers"])
+        return cls(site=site, **fields)
+
+
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """A policy map bound to a tree.
+    """A policy map bound to a tree. Plans are equal if they were made of equal trees and maps and say the same.
+
+    `print(plan)` shows a table, notebooks an HTML one. A plan has a hash and can be pickled.
 
     Args:
         tree: the tree.
-        policy: the author's map, as it was given (a frozen copy).
+        author_map: the author's map; every reader gets a copy by `policy`, so that nobody changes it.
         rows: one for each site, in the tree's order.
         warnings: findings that `strict=False` let through, and rules that match but never win.
     """
 
     tree: Tree
-    policy: DTypePolicyMap
+    author_map: DTypePolicyMap = field(hash=False)
     rows: tuple[Row, ...]
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "author_map", copy.copy(self.author_map))
+
+    @property
+    def policy(self) -> DTypePolicyMap:
+        """The author's map, as it was given: a copy of its own."""
+        return copy.copy(self.author_map)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """How much of the model is in which form before and after, and what was left and why."""
+        return total(self.rows)
 
     @cached_property
     def _by_path(self) -> Mapping[str, Row]:
@@ -99,12 +153,85 @@ class Plan:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
+    def __contains__(self, path: object) -> bool:
+        return path in self._by_path
+
     def __getitem__(self, path: str) -> Row:
-        """Returns the row of the site at `path`; raises `PathError` if there is none."""
+        """Returns the row of the site at `path`, which may be any of its paths.
+
+        Raises:
+            PathError: no site has this path; the nearest one is suggested.
+        """
         return self._by_path[self.tree[path].path]
 
-    def __str__(self) -> str:
-        raise NotImplementedError  # helper B: table through report
+    def __repr__(self) -> str:
+        return f"<Plan of {self.tree.name}: {len(self)} sites>"
 
-    def to_json(self) -> Any:
-        raise NotImplementedError  # helper B
+    def __copy__(self) -> Plan:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan, (self.tree, self.author_map, self.rows, self.warnings)
+
+    def __str__(self) -> str:
+        return self.table().to_text()
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html()
+
+    def table(self, *, every: bool = False) -> Table:
+        """Returns the plan as a table, its totals and warnings below.
+
+        Args:
+            every: whether every site has a row. Otherwise sites without parameters are left out, and sites that differ
+                only in the numbers of their paths are one row (`layer/{0..5}/query`).
+        """
+        from narrowcast.plan.overview import overview
+
+        return overview(self, every=every)
+
+    def explain(self, path: str) -> Explanation:
+        """Says which rule won at `path`, which lost and why, what was asked and what is given, as text and as data.
+
+        Raises:
+            PathError: no site has this path; the nearest one is suggested.
+        """
+        from narrowcast.plan.explain import Explanation
+
+        return Explanation(path, self[path])
+
+    def diff(self, other: Plan) -> Difference:
+        """Says what is otherwise in `other`: by path and in total, as a table and as data."""
+        from narrowcast.plan.diff import compare
+
+        return compare(self, other)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as plain JSON values, from which `from_json` makes an equal one."""
+        return {
+            "tree": self.tree.to_json(),
+            "map": serialize(self.author_map),
+            "rows": [row.to_json() for row in self.rows],
+            "warnings": list(self.warnings),
+            "totals": self.totals.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Makes the plan that `to_json` returned.
+
+        Raises:
+            ValueError: the rows are not those of the tree.
+        """
+        tree = Tree.from_json(data["tree"])
+        paths = [row["path"] for row in data["rows"]]
+        if paths != [site.path for site in tree]:
+            raise ValueError("the rows of the plan are not those of its tree")
+        rows = tuple(Row.from_json(row, site) for row, site in zip(data["rows"], tree, strict=True))
+        author_map = deserialize(data["map"])
+        if not isinstance(author_map, DTypePolicyMap):
+            raise ValueError("the map of the plan is not a map")
+        return cls(tree, author_map, rows, tuple(data["warnings"]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from narrowcast.dtype_policies import DTypePolicy, dtypes
+from narrowcast.dtype_policies import DTypePolicy, deserialize, dtypes, serialize
 from narrowcast.errors import PathError, closest
 
 __all__ = ["KINDS", "Member", "Parameter", "Site", "Tree"]
@@ -30,7 +30,8 @@ KINDS = (
     "container",
     "other",
 )
-"""The kinds of site. `container` has children and no parameters of its own; `other` is any custom module."""
+"""The kinds of site. `container` has children and no parameters of its own; `other` is any other module: a custom one,
+or one that has neither parameters nor children (an activation, a dropout)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class Site:
     Args:
         members: the modules, in the order of the model. One, unless a parameter is tied.
         device: the device of its parameters (`cpu`, `meta`, `cuda:0`), or `''` where it has none.
-        tied: the names of the shared parameters, as full dotted names of the model, grouped: one tuple for each shared tensor.
+        tied: the names of the shared parameters, as full dotted names of the model, grouped: one tuple for each shared
+            tensor.
     """
 
     members: tuple[Member, ...]
@@ -128,8 +130,8 @@ class Site:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of all members; a tied one once."""
-        if len(self.members) == 1:
-            return self.members[0].parameters
+        if not self.tied:
+            return tuple(parameter for member in self.members for parameter in member.parameters)
         seen: set[str] = set()
         found = []
         alias = {name: group[0] for group in self.tied for name in group}
@@ -172,8 +174,9 @@ class Tree:
         name: what the model is called in reports (its class).
 
     Example:
-        >>> tree = Tree((Site((Member(("",), "container", "Net"),)),
-        ...              Site((Member(("head",), "linear", "Linear", (Parameter("weight", (2, 3), "float32"),)),))), "torch")
+        >>> weight = Parameter("weight", (2, 3), "float32")
+        >>> root = Site((Member(("",), "container", "Net"),))
+        >>> tree = Tree((root, Site((Member(("head",), "linear", "Linear", (weight,)),))), "torch")
         >>> tree["head"].num_bytes
         24
         >>> len(tree)
@@ -197,6 +200,43 @@ class Tree:
     def num_bytes(self) -> int:
         """The bytes of all parameters, each once."""
         return sum(site.num_bytes for site in self.sites)
+
+    @cached_property
+    def dtype(self) -> str | None:
+        """The dtype that holds most of the floating parameter bytes, or `None` if there are none."""
+        sizes: dict[str, int] = {}
+        for site in self.sites:
+            if site.dtype is not None:
+                sizes[site.dtype] = sizes.get(site.dtype, 0) + site.num_bytes
+        return max(sizes, key=lambda name: sizes[name]) if sizes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the tree as plain JSON values, from which `from_json` makes an equal one."""
+        return {
+            "name": self.name,
+            "framework": self.framework,
+            "sites": [
+                {
+                    "members": [_member_to_json(member) for member in site.members],
+                    "device": site.device,
+                    "tied": [list(names) for names in site.tied],
+                }
+                for site in self.sites
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tree:
+        """Makes the tree that `to_json` returned."""
+        sites = tuple(
+            Site(
+                tuple(_member_from_json(member) for member in site["members"]),
+                site["device"],
+                tuple(tuple(names) for names in site["tied"]),
+            )
+            for site in data["sites"]
+        )
+        return cls(sites, data["framework"], data["name"])
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -223,3 +263,25 @@ class Tree:
                 suggestion=near[0] if near else None,
                 fix="List the paths with `narrowcast plan MODEL`",
             ) from None
+
+
+def _member_to_json(member: Member) -> dict[str, Any]:
+    return {
+        "paths": list(member.paths),
+        "kind": member.kind,
+        "class": member.class_name,
+        "parameters": [[p.name, list(p.shape), p.dtype] for p in member.parameters],
+        "policy": None if member.policy is None else serialize(member.policy),
+        "details": dict(member.details),
+    }
+
+
+def _member_from_json(data: Mapping[str, Any]) -> Member:
+    return Member(
+        tuple(data["paths"]),
+        data["kind"],
+        data["class"],
+        tuple(Parameter(name, tuple(shape), dtype) for name, shape, dtype in data["parameters"]),
+        None if data["policy"] is None else deserialize(data["policy"]),
+        tuple(data["details"].items()),
+    )

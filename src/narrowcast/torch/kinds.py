@@ -132,7 +132,7 @@ def qualified(cls: type) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _known(cls: type[nn.Module]) -> Kind | None:
+def _known(cls: Any) -> Kind | None:
     """The kind of every plain instance of `cls`, or `None` where the class computes something of its own."""
     for base in cls.__mro__:
         if qualified(base) == _CONV1D_NAME:
@@ -155,7 +155,8 @@ def _same(cls: type, base: type, name: str) -> bool:
 def _record(module: nn.Module) -> Kind | None:
     if "forward" in module.__dict__ or isinstance(module, ScriptModule):
         return None
-    return _known(original_class(module))
+    cls: Any = original_class(module)  # a class hashes by identity, whatever mypy thinks of nn.Module
+    return _known(cls)
 
 
 def kind_of(module: nn.Module, *, has_parameters: bool) -> str:
@@ -196,13 +197,14 @@ def details_of(module: nn.Module) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     record = _record(module)
+    cls: Any = original_class(module)
     if record is not None:
         facts = {name: getattr(module, name) for name in record.details}
         if record is _CONV1D:
             facts["transposed"] = True
     elif parametrize.is_parametrized(module):
-        facts["parametrized"] = ", ".join(sorted(module.parametrizations))  # type: ignore[operator, arg-type]
-    elif _inherits_known(original_class(module)):
+        facts["parametrized"] = ", ".join(sorted(module.parametrizations))  # type: ignore[arg-type]
+    elif _inherits_known(cls):
         facts["overrides"] = "forward, or what it reads, is not that of the PyTorch class it inherits from"
     refusal = _refusal(module)
     if refusal:
@@ -211,14 +213,14 @@ def details_of(module: nn.Module) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _inherits_known(cls: type[nn.Module]) -> bool:
+def _inherits_known(cls: Any) -> bool:
     return any(issubclass(cls, known) for kind in _KINDS for known in kind.classes)
 
 
 def _refusal(module: nn.Module) -> str:
     if isinstance(module, ScriptModule):
         return "a TorchScript module runs its compiled code whatever its class; use the module it was made from"
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "a lazy module has no shapes yet; run one batch through the model first"
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance, which a class cannot see; remove the replacement first"

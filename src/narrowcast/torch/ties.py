@@ -31,7 +31,7 @@ class Group:
 def _storage(tensor: Tensor) -> int | None:
     """An identity of the tensor's storage that also holds on the meta device, where every `data_ptr` is 0."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError, ValueError):  # uninitialized, or a subclass without storage
         return None
 
@@ -118,8 +118,8 @@ def shared_memory(modules: Sequence[Mapping[str, Tensor]]) -> dict[int, tuple[tu
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The bytes of the storage that the tensor spans, from (inclusive) and to (exclusive)."""
     size = tensor.element_size()
-    start = tensor.storage_offset() * size
+    start = int(tensor.storage_offset()) * size
     if tensor.numel() == 0:
         return start, start
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(int((length - 1) * stride) for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * size

@@ -6,12 +6,12 @@ several paths is one member with several paths; modules that share a parameter a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from narrowcast.dtype_policies import DTypePolicy, dtypes
 from narrowcast.errors import ModelError
@@ -142,11 +142,14 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 def _member(module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor], others: str) -> Member:
     policy = _policy(module)
-    # A quantized layer reports the parameters it would have in float, so that its plan reads like any other.
-    shapes = float_shapes(module) if _is_quantized(module) else {}
-    parameters = [Parameter(name, shape, str(policy.variable_dtype)) for name, shape in shapes.items()]
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    parameters = []
+    if policy is not None and policy.quantization_mode is not None:
+        # A quantized layer reports the parameters it would have in float, so that its plan reads like any other.
+        shapes = float_shapes(module)
+        parameters = [Parameter(name, shape, str(policy.variable_dtype)) for name, shape in shapes.items()]
     for name, tensor in tensors.items():
-        if name not in shapes and not isinstance(tensor, UninitializedTensorMixin):
+        if name not in shapes and not is_lazy(tensor):
             parameters.append(Parameter(name, tuple(tensor.shape), _dtype_name(tensor.dtype)))
     details = details_of(module)
     if others:

@@ -1,0 +1,175 @@
+"""What is wrong with a map on a model: collected while binding, told together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from narrowcast.dtype_policies import DTypePolicyMap, registry
+from narrowcast.plan.carrier import Status
+from narrowcast.plan.nearest import nearest_paths
+from narrowcast.plan.plan import Row
+from narrowcast.plan.resolve import SAME, Choice, Resolver
+from narrowcast.plan.tree import Tree
+
+__all__ = ["Findings"]
+
+_MAX_SUGGESTIONS = 10  # rules for which near paths are looked up; each look takes milliseconds
+_MAX_REASONS = 3
+
+
+@dataclass(slots=True)
+class _Group:
+    """Layers with one finding in common."""
+
+    first: str
+    num_sites: int = 0
+    details: dict[str, int] = field(default_factory=dict)
+
+    def add(self, detail: str = "") -> None:
+        self.num_sites += 1
+        if detail:
+            self.details[detail] = self.details.get(detail, 0) + 1
+
+    def where(self) -> str:
+        return _layers(self.num_sites, self.first)
+
+    def why(self) -> str:
+        shown = list(self.details)[:_MAX_REASONS]
+        more = len(self.details) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more reasons" if more else "")
+
+
+class Findings:
+    """Collects, site by site, what does not hold.
+
+    Args:
+        resolver: the map's look-up.
+        policies: the map.
+    """
+
+    def __init__(self, resolver: Resolver, policies: DTypePolicyMap) -> None:
+        self._resolver = resolver
+        self._optional = policies.optional
+        self._overlaps: dict[tuple[tuple[str, ...], bool], tuple[_Group, tuple[str, ...]]] = {}
+        self._conflicts: dict[str, _Group] = {}
+        self._fallbacks: dict[tuple[str, str], _Group] = {}
+        self._given: dict[str | None, int] = {}
+        self._refused: dict[str | None, _Group] = {}
+        self._matched: dict[str, int] = {}
+        self._beaten: dict[str, dict[str, None]] = {}
+
+    def add(self, choice: Choice, row: Row, *, conflict: str = "") -> None:
+        """Adds one site.
+
+        Args:
+            choice: what the map said of it.
+            row: what came of it.
+            conflict: why the policy that the site carries now stands in the way, if it does.
+        """
+        path = row.site.path
+        if choice.rule is not None:
+            self._matched[choice.rule] = self._matched.get(choice.rule, 0) + 1
+        for loser in choice.losers:
+            self._matched[loser.rule] = self._matched.get(loser.rule, 0) + 1
+            if loser.reason == SAME:
+                self._count(loser.rule, row)
+            elif choice.rule is not None:
+                self._beaten.setdefault(loser.rule, {})[choice.rule] = None
+        if choice.overlap:
+            key = choice.overlap, len(choice.where) > 1
+            group, _ = self._overlaps.setdefault(key, (_Group(choice.where[0]), choice.where))
+            group.add()
+        if choice.asked is None:
+            return
+        if conflict:
+            self._conflicts.setdefault(f"{_by(choice.rule)} {conflict}", _Group(path)).add()
+        self._count(choice.rule, row, refused=not conflict)
+        if row.status is Status.FELL_BACK:
+            self._fallbacks.setdefault((_by(choice.rule), row.reason), _Group(path)).add()
+
+    def _count(self, rule: str | None, row: Row, *, refused: bool = True) -> None:
+        if row.status in (Status.APPLIED, Status.KEPT) or not refused:
+            self._given[rule] = self._given.get(rule, 0) + 1
+        else:
+            reason = row.reason or f"{row.site.kind} layers cannot"
+            self._refused.setdefault(rule, _Group(row.site.path)).add(reason)
+
+    def errors(self, tree: Tree) -> Iterator[str]:
+        """Yields every finding, each once, in a stable order."""
+        for (rules, is_shared), (group, where) in self._overlaps.items():
+            yield self._overlap(rules, group, where, is_shared=is_shared)
+        yield from self._unmatched(tree)
+        yield from self._powerless()
+        for text, group in self._conflicts.items():
+            yield f"{text} ({group.where()}); dequantize the model first"
+
+    def fallbacks(self) -> Iterator[str]:
+        """Yields the sites that fall back, grouped by rule and reason."""
+        for (rule, reason), group in self._fallbacks.items():
+            yield f"{rule} cannot be carried out at {group.where()}: {reason}"
+
+    def warnings(self) -> Iterator[str]:
+        """Yields what is no error: rules that match and never win."""
+        for rule in self._resolver.rules:
+            if rule in self._matched and rule not in self._given and rule not in self._refused:
+                winners = ", ".join(repr(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
+                yield f"Rule {rule!r} matches {_count(self._matched[rule])} and wins at none of them: {winners} wins"
+
+    def _overlap(self, rules: tuple[str, ...], group: _Group, where: tuple[str, ...], *, is_shared: bool) -> str:
+        named = " and ".join(f"{key!r} ({self._resolver.rules[key].name})" for key in rules)
+        if is_shared:
+            return (
+                f"Paths {where[0]!r} and {where[1]!r} lead to one layer, shared or tied, and rules {named} differ; "
+                "give both the same policy"
+            )
+        return (
+            f"Rules {named} overlap at {group.where()}; "
+            "add a rule for the exact path, or make the patterns exclude each other"
+        )
+
+    def _unmatched(self, tree: Tree) -> Iterator[str]:
+        rules = [key for key in self._resolver.rules if key not in self._matched and key not in self._optional]
+        for number, key in enumerate(rules):
+            near = nearest_paths(key, tree.paths) if number < _MAX_SUGGESTIONS else []
+            hint = f"; did you mean {_either(near)}?" if near else ""
+            yield f"Rule {key!r} matches no layer{hint}"
+
+    def _powerless(self) -> Iterator[str]:
+        for rule, group in self._refused.items():
+            if rule in self._given or (rule is None and self._resolver.rules):
+                continue  # a default beside rules is for whatever can take it
+            policy = self._resolver.default if rule is None else self._resolver.rules[rule]
+            if policy is None:  # pragma: no cover - a refused site was asked for something
+                continue
+            mode = registry.mode_of(policy).name if policy.source is not None else policy.name
+            text = f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} can have it: {group.why()}"
+            yield text + (
+                f"; for the layers below, write {rule + '/.*'!r}" if rule and self._is_container(group) else ""
+            )
+
+    @staticmethod
+    def _is_container(group: _Group) -> bool:
+        return group.num_sites == 1 and any("container" in reason for reason in group.details)
+
+
+def _by(rule: str | None) -> str:
+    return "The policy for every layer" if rule is None else f"Rule {rule!r}"
+
+
+def _count(num_sites: int) -> str:
+    return f"{num_sites:,} layer{'' if num_sites == 1 else 's'}"
+
+
+def _layers(num_sites: int, first: str) -> str:
+    shown = repr(first) if first else "the root"
+    return shown if num_sites == 1 else f"{_count(num_sites)}, the first {shown}"
+
+
+def _none_of(num_sites: int) -> str:
+    return "the one layer that it matches cannot" if num_sites == 1 else f"none of the {num_sites:,} layers it matches"
+
+
+def _either(names: Iterable[str]) -> str:
+    *others, last = (repr(name) for name in names)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,43 @@
+r"""The paths that a key which matches nothing may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+__all__ = ["nearest_paths"]
+
+_NUMBER = re.compile(r"\d+")
+_SYNTAX = re.compile(r"\(\?[^)]*\)|\\d\+?|\[[^\]]*\][*+?]?|\.[*+?]|\\(.)|[()^$?*+{}]")
+_MAX_SHAPES = 5_000  # comparing texts is quadratic in their length; more shapes than this are cut
+
+
+def nearest_paths(key: str, paths: Iterable[str], *, num_results: int = 3) -> list[str]:
+    r"""Returns the paths that look most like `key`, best first; none where nothing is near.
+
+    Args:
+        key: an exact path or a regular expression. Of the latter, what is not literal is read as a number or nothing.
+        paths: the paths of a model. Those that differ only in their numbers are compared once.
+        num_results: the most paths to return.
+
+    Example:
+        >>> nearest_paths(r"encoder/layers/\d+/query", ["encoder", "encoder/layer/0/query", "encoder/layer/1/query"])
+        ['encoder/layer/0/query']
+    """
+    shapes: dict[str, str] = {}
+    for path in paths:
+        shapes.setdefault(_NUMBER.sub("0", path), path)
+        if len(shapes) >= _MAX_SHAPES:
+            break
+    text = _SYNTAX.sub(lambda found: "0" if found[0].startswith("\\d") else found[1] or "", key)
+    wanted = _NUMBER.sub("0", text)
+    found = difflib.get_close_matches(wanted, list(shapes), n=num_results, cutoff=0.6)
+    if not found:
+        # The part after the last slash is what authors know best: compare that alone.
+        last = wanted.rpartition("/")[2]
+        by_last: dict[str, str] = {}
+        for shape in shapes:
+            by_last.setdefault(shape.rpartition("/")[2], shape)
+        found = [by_last[name] for name in difflib.get_close_matches(last, list(by_last), n=num_results, cutoff=0.6)]
+    return [shapes[shape] for shape in found]

@@ -1,0 +1,137 @@
+"""A plan as a table: what carries nothing left out, layers that differ only in their numbers folded into one row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from narrowcast.plan.carrier import Status
+from narrowcast.plan.table import Column, Table, format_bytes
+
+if TYPE_CHECKING:
+    from narrowcast.plan.plan import Plan, Row
+
+__all__ = ["fold_paths", "overview"]
+
+_COLUMNS = (
+    Column("path"),
+    Column("sites", is_right=True),
+    Column("kind"),
+    Column("policy"),
+    Column("status"),
+    Column("rule"),
+    Column("before", is_right=True),
+    Column("after", is_right=True),
+    Column("kernel", can_wrap=True),
+    Column("reason", can_wrap=True),
+)
+_NUMBER = re.compile(r"\d+")
+
+
+def overview(plan: Plan, *, every: bool = False) -> Table:
+    """Returns the plan as a table. See `Plan.table`."""
+    shown = [row for row in plan if every or row.site.parameters or _is_told(row)]
+    groups = [[row] for row in shown] if every else _fold(shown)
+    cells = [_cells(group) for group in groups]
+    # A column in which nothing stands would only take room.
+    used = [i for i in range(len(_COLUMNS)) if i in (0, 2, 3, 4) or any(_says_something(i, row[i]) for row in cells)]
+    rows = tuple(tuple(row[i] for i in used) for row in cells)
+    return Table(
+        tuple(_COLUMNS[i] for i in used), rows, _footer(plan, len(plan) - len(shown)), f"Plan of {plan.tree.name}"
+    )
+
+
+def _is_told(row: Row) -> bool:
+    """Whether a site without parameters says something that the reader would miss."""
+    return row.casts_inputs or (row.rule is not None and row.rule in row.site.paths)
+
+
+def _says_something(column: int, cell: str) -> bool:
+    return cell not in ("", "1") if _COLUMNS[column].title == "sites" else bool(cell)
+
+
+def _cells(group: Sequence[Row]) -> tuple[str, ...]:
+    first = group[0]
+    before, after = (sum(row.bytes_before for row in group), sum(row.bytes_after for row in group))
+    path = fold_paths([row.path for row in group])[0] if len(group) > 1 else first.path
+    others = [other for other in first.site.paths if other != first.path] if len(group) == 1 else []
+    return (
+        (path or "(root)") + (f" = {', '.join(others)}" if others else ""),
+        str(len(group)),
+        " and ".join(first.site.kinds),
+        first.given.name + (" (casts inputs)" if first.casts_inputs else ""),
+        first.status.value,
+        "" if first.rule is None else first.rule or "(root)",
+        format_bytes(before) if first.site.parameters else "",
+        format_bytes(after) if first.site.parameters else "",
+        first.kernel if first.status in (Status.APPLIED, Status.FELL_BACK) else "",
+        first.reason,
+    )
+
+
+def _footer(plan: Plan, num_hidden: int) -> tuple[str, ...]:
+    counts = {status: sum(row.status is status for row in plan) for status in Status}
+    told = ", ".join(f"{count:,} {status.value}" for status, count in counts.items() if count)
+    hidden = f" ({num_hidden:,} without parameters not shown)" if num_hidden else ""
+    warnings = [f"warning: {warning}" for warning in plan.warnings]
+    return (f"{len(plan):,} layers: {told}{hidden}", *plan.totals.lines(), *warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What rows must have in common to be folded."""
+
+    path: str
+    kinds: tuple[str, ...]
+    rest: tuple[object, ...]
+
+
+def _fold(rows: Iterable[Row]) -> list[list[Row]]:
+    """Groups rows that say the same of paths which differ only in their numbers, where these are every combination."""
+    groups: dict[_Shape, list[Row]] = {}
+    for row in rows:
+        shapes = tuple(parameter.shape for parameter in row.site.parameters)
+        rest = (row.given, row.status, row.rule, row.reason, row.kernel, row.casts_inputs, shapes, len(row.site.paths))
+        key = _Shape(_NUMBER.sub("#", row.path), row.site.kinds, rest)
+        if len(row.site.paths) > 1:
+            key = _Shape(row.path, row.site.kinds, rest)  # a shared layer shows all its paths
+        groups.setdefault(key, []).append(row)
+    folded: list[list[Row]] = []
+    for group in groups.values():
+        if len(group) == 1 or len(fold_paths([row.path for row in group])) == 1:
+            folded.append(group)
+        else:
+            folded += [[row] for row in group]
+    order = {id(row): number for number, group in enumerate(groups.values()) for row in group}
+    return sorted(folded, key=lambda group: order[id(group[0])])
+
+
+def fold_paths(paths: Sequence[str]) -> list[str]:
+    """Returns one path that stands for all, or the paths as they are where their numbers are not every combination.
+
+    Example:
+        >>> fold_paths(["layer/0/query", "layer/1/query", "layer/2/query", "layer/4/query"])
+        ['layer/{0..2,4}/query']
+        >>> fold_paths(["layer/0/expert/1", "layer/1/expert/0"])
+        ['layer/0/expert/1', 'layer/1/expert/0']
+    """
+    numbers = [tuple(map(int, _NUMBER.findall(path))) for path in paths]
+    texts = _NUMBER.split(paths[0])
+    places = [sorted(set(values)) for values in zip(*numbers, strict=True)]
+    if set(numbers) != set(product(*places)) or len(numbers) != len(set(numbers)):
+        return list(paths)
+    braces = [str(values[0]) if len(values) == 1 else "{" + _ranges(values) + "}" for values in places]
+    return ["".join(text + brace for text, brace in zip(texts, [*braces, ""], strict=True))]
+
+
+def _ranges(values: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
