@@ -46,7 +46,7 @@ def apply(
         frameworks.save(opened, out)
     for warning in plan.warnings:
         terminal.note(f"warning: {warning}", style="yellow")
-    before, after = sum(row.bytes_before for row in plan), sum(row.bytes_after for row in plan)
+    before, after = plan.totals.bytes_before, plan.totals.bytes_after
     counts: dict[str, int] = {}
     for row in plan:
         counts[row.status.value] = counts.get(row.status.value, 0) + 1

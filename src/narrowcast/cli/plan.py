@@ -14,7 +14,7 @@ from narrowcast.plan.plan import Plan
 from narrowcast.plan.table import Table
 from narrowcast.plan.tree import Tree
 from narrowcast.report import Report, Section, page, read_environment
-from narrowcast.report.trees import tree_table, tree_to_json
+from narrowcast.report.trees import tree_table
 
 __all__ = ["plan"]
 
@@ -52,7 +52,7 @@ def plan(
             terminal.note(f"warning: {warning}", style="yellow")
     table = _table(found, every=every)
     terminal.show(table)
-    terminal.data(tree_to_json(found) if isinstance(found, Tree) else found.to_json())
+    terminal.data(found.to_json())
     if html is not None:
         title = f"{tree.name}: layers" if policy is None else f"{tree.name}: plan for {policy}"
         report = Report(

@@ -90,7 +90,10 @@ def documents() -> list[str]:
 
 
 def ratings() -> Any:
-    """Returns how similar people found each pair of the documents: 0 to 1, a NumPy array of shape `(50, 50)`."""
+    """Returns how similar people found each pair of the documents, as a NumPy array of shape `(50, 50)`.
+
+    From 0 to 1, above the diagonal of ones; below it the file has zeros.
+    """
     import numpy as np
 
     return np.loadtxt(_lee() / "similarities0-1.txt")

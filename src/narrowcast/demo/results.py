@@ -69,8 +69,7 @@ def results(
     cosines = (expected * embedded).sum(-1)
     human_before, human_after = _quality(expected), _quality(embedded)
     num_differing = int((embedded != reloaded).sum())
-    bytes_before = sum(row.bytes_before for row in plan)
-    bytes_after = sum(row.bytes_after for row in plan)
+    bytes_before, bytes_after = plan.totals.bytes_before, plan.totals.bytes_after
     bytes_file = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     medians = {count: (t["float32"].median_ms, t["int8"].median_ms) for count, t in times.items()}
     ratios = {count: slow / fast for count, (slow, fast) in medians.items()}

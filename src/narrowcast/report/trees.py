@@ -1,13 +1,11 @@
-"""A model's tree as a table and as JSON: how one learns the paths that rules are written for."""
+"""A model's tree as a table: how one learns the paths that rules are written for."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from narrowcast.plan.table import Column, Table, format_bytes
 from narrowcast.plan.tree import Site, Tree
 
-__all__ = ["tree_table", "tree_to_json"]
+__all__ = ["tree_table"]
 
 
 def tree_table(tree: Tree, *, every: bool = False) -> Table:
@@ -47,33 +45,6 @@ def tree_table(tree: Tree, *, every: bool = False) -> Table:
     return Table(
         tuple(columns[cell] for cell in cells), tuple(tuple(row[cell] for cell in cells) for row in rows), (footer,)
     )
-
-
-def tree_to_json(tree: Tree) -> dict[str, Any]:
-    """Returns the tree as plain JSON values, every site in it."""
-    return {
-        "name": tree.name,
-        "framework": tree.framework,
-        "bytes": tree.num_bytes,
-        "sites": [
-            {
-                "path": site.path,
-                "paths": list(site.paths),
-                "kind": site.kind,
-                "class": site.class_name,
-                "device": site.device,
-                "dtype": site.dtype,
-                "policy": site.policy.name if site.policy is not None else None,
-                "bytes": site.num_bytes,
-                "parameters": [
-                    {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "bytes": p.num_bytes}
-                    for p in site.parameters
-                ],
-                "tied": [list(group) for group in site.tied],
-            }
-            for site in tree
-        ],
-    }
 
 
 def _paths(site: Site) -> str:
