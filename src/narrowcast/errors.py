@@ -16,6 +16,8 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
     ├── UnsupportedError (NotImplementedError) a mode or a layer that this version cannot carry out
     ├── WeightError (ValueError)              values that cannot be quantized: NaN or infinity
+    ├── LayerError (ValueError)               an argument, a shape or the state of a layer that does not allow what is asked
+    ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used
     └── CheckpointError (ValueError)          a saved model: corrupt, incomplete, of a newer format
         └── TreeMismatchError                 a saved model whose layers are not those of the model given
 """
@@ -28,7 +30,9 @@ from typing import Any
 
 __all__ = [
     "CheckpointError",
+    "ConfigError",
     "DuplicateRuleError",
+    "LayerError",
     "MissingRuleError",
     "ModelError",
     "NarrowcastError",
@@ -189,6 +193,14 @@ class UnsupportedError(NarrowcastError, NotImplementedError):
 
 class WeightError(NarrowcastError, ValueError):
     """A weight holds NaN or infinity, so no scale can be computed from it."""
+
+
+class LayerError(NarrowcastError, ValueError):
+    """An argument, a shape or the state of a layer does not allow what is asked of it."""
+
+
+class ConfigError(NarrowcastError, ValueError):
+    """A config is not one of an object that can be made again, or a class cannot be saved by name."""
 
 
 class CheckpointError(NarrowcastError, ValueError):
