@@ -83,29 +83,41 @@ def cast(x: Any, dtype: str) -> Any:
     name = framework(x)
     if name is None:
         raise TypeError(f"Only arrays can be cast. Got an object of type {type(x).__name__}.")
-    try:
-        return _CASTS[name](sys.modules[name], x, dtype)
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedError(f"{name} cannot cast to this dtype", got={"dtype": dtype}) from error
+    return _CASTS[name](sys.modules[name], x, dtype)
+
+
+def _named(name: str, dtype: str, module: Any) -> Any:
+    """Returns the dtype object that `module` has under this name."""
+    found = getattr(module, dtype, None)
+    if found is not None:
+        return found
+    raise UnsupportedError(f"Arrays of {name} cannot have this dtype", got={"dtype": dtype})
+
+
+def _cast_torch(torch: Any, x: Any, dtype: str) -> Any:
+    return x.to(_named("torch", dtype, torch))
 
 
 def _cast_numpy(numpy: Any, x: Any, dtype: str) -> Any:
-    if not hasattr(numpy, dtype):  # NumPy learns bfloat16, float8 and smaller floats from ml_dtypes
-        return x.astype(getattr(importlib.import_module("ml_dtypes"), dtype))
-    return x.astype(dtype)
+    # NumPy learns bfloat16, float8 and smaller floats from ml_dtypes, so that alone is imported where it is needed.
+    module = numpy if hasattr(numpy, dtype) else importlib.import_module("ml_dtypes")
+    return x.astype(_named("numpy", dtype, module))
 
 
 def _cast_jax(jax: Any, x: Any, dtype: str) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x.update(dtype=jax.numpy.dtype(dtype))
-    return x.astype(dtype)
+    target = _named("jax", dtype, jax.numpy)
+    return x.update(dtype=target) if isinstance(x, jax.ShapeDtypeStruct) else x.astype(target)
+
+
+def _cast_keras(keras: Any, x: Any, dtype: str) -> Any:
+    return keras.ops.cast(x, dtype)
 
 
 _CASTS: dict[str, Callable[[Any, Any, str], Any]] = {
-    "torch": lambda torch, x, dtype: x.to(getattr(torch, dtype)),
+    "torch": _cast_torch,
     "numpy": _cast_numpy,
     "jax": _cast_jax,
-    "keras": lambda keras, x, dtype: keras.ops.cast(x, dtype),
+    "keras": _cast_keras,
 }
 
 

@@ -39,8 +39,8 @@ class Setting:
     choices: tuple[int, ...] = ()
     special: tuple[int, ...] = ()
 
-    def check(self, value: Any) -> int:
-        """Returns `value` as a plain integer.
+    def check(self, value: Any, *, mode: str) -> int:
+        """Returns `value` as a plain integer; errors name the mode it is set for.
 
         Raises:
             PolicyTypeError: it is not an integer, or a bool.
@@ -48,20 +48,26 @@ class Setting:
         """
         if isinstance(value, bool) or not hasattr(type(value), "__index__"):
             raise PolicyTypeError(
-                f"Setting {self.name} is not an integer", got={self.name: value}, expected=self.expected
+                f"Setting {self.name} is not an integer",
+                got={"mode": mode, self.name: value},
+                expected=self.expected,
             )
         number = int(value)
         if number in self.special or (number in self.choices if self.choices else number >= self.minimum):
             return number
         raise PolicyError(
-            f"Setting {self.name} is not allowed to have this value", got={self.name: number}, expected=self.expected
+            f"Setting {self.name} is out of range", got={"mode": mode, self.name: number}, expected=self.expected
         )
 
-    def parse(self, text: str) -> int:
+    def parse(self, text: str, *, mode: str) -> int:
         """Returns the value that `text` spells; raises `PolicyError` for other spellings (`0128`, `+1`, `1_28`)."""
         if not _INTEGER.fullmatch(text):
-            raise PolicyError(f"Setting {self.name} cannot be read", got={self.name: text}, expected=self.expected)
-        return self.check(int(text))
+            raise PolicyError(
+                f"Setting {self.name} is not written as a number",
+                got={"mode": mode, self.name: text},
+                expected=self.expected,
+            )
+        return self.check(int(text), mode=mode)
 
 
 @dataclass(frozen=True)
@@ -89,19 +95,21 @@ class Grammar:
         return "/".join([self.head, *(f"<{number.name}>" for number in self.numbers)])
 
     def begins(self, text: str) -> bool:
-        """Says whether `text` is this mode, with or without its numbers."""
+        """Says whether `text` is this mode's name, or begins with it and a `/`."""
         return text == self.head or text.startswith(self.head + "/")
 
+    def fits(self, text: str) -> bool:
+        """Says whether `text` is this mode's name and as many parts as it has numbers."""
+        return self.begins(text) and text.count("/") == self.head.count("/") + len(self.numbers)
+
     def parse(self, text: str) -> dict[str, int]:
-        """Returns the numbers in `text`, by name.
+        """Returns the numbers in `text`, which fits, by name.
 
         Raises:
-            PolicyError: it is not written by this grammar, or a number is not allowed.
+            PolicyError: a number is not spelled as one, or not allowed.
         """
-        parts = text[len(self.head) :].split("/")[1:] if self.begins(text) else None
-        if parts is None or len(parts) != len(self.numbers):
-            raise PolicyError("Quantization mode is not complete", got={"mode": text}, expected=f"the form {self}")
-        return {number.name: number.parse(part) for number, part in zip(self.numbers, parts, strict=True)}
+        parts = text[len(self.head) :].split("/")[1:]
+        return {number.name: number.parse(part, mode=text) for number, part in zip(self.numbers, parts, strict=True)}
 
     def format(self, values: Mapping[str, int]) -> str:
         """Writes the mode with the numbers in `values`, which may hold more."""

@@ -11,7 +11,7 @@ from narrowcast.errors import PolicyError, PolicyTypeError, closest
 
 __all__ = ["DTypePolicy", "FloatDTypePolicy"]
 
-_MIXED = {"mixed_float16": ("float16", "float32"), "mixed_bfloat16": ("bfloat16", "float32")}
+MIXED = {"mixed_float16": ("float16", "float32"), "mixed_bfloat16": ("bfloat16", "float32")}
 """Names that stand for two dtypes: compute dtype, variable dtype."""
 
 
@@ -48,7 +48,7 @@ class DTypePolicy:
         if name is None:
             name = global_source().name
         name = _policy_name(name)
-        compute_dtype, variable_dtype = _MIXED.get(name, (name, name))
+        compute_dtype, variable_dtype = MIXED.get(name, (name, name))
         self._freeze(name=name, compute_dtype=compute_dtype, variable_dtype=variable_dtype)
 
     def _freeze(self, **fields: Any) -> None:
@@ -183,13 +183,13 @@ def global_source() -> DTypePolicy:
 def _policy_name(value: Any) -> str:
     if isinstance(value, str):
         name = str(value)
-        if name in _MIXED or name in dtypes.ALL:
+        if name in MIXED or name in dtypes.ALL:
             return name
-        near = closest(name.rpartition(".")[2], [*dtypes.ALL, *_MIXED])
+        near = closest(name.rpartition(".")[2], [*dtypes.ALL, *MIXED])
         raise PolicyError(
             "Policy name is unknown",
             got={"name": value},
-            expected=f"a dtype name or one of {', '.join(_MIXED)}",
+            expected=f"a dtype name or one of {', '.join(MIXED)}",
             suggestion=near[0] if near else None,
             fix="Quantized policies are made by `get`" if "_from_" in name else "",
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowcast.dtype_policies import dtypes
 from narrowcast.dtype_policies.names import Grammar, Setting, join_name, split_name
-from narrowcast.dtype_policies.policy import DTypePolicy, FloatDTypePolicy
+from narrowcast.dtype_policies.policy import MIXED, DTypePolicy, FloatDTypePolicy
 from narrowcast.errors import PolicyError, PolicyTypeError, closest
 
 __all__ = [
@@ -78,7 +78,7 @@ class Mode:
                     expected=f"one of {', '.join(known)}" if known else "no settings beside the name",
                     suggestion=near[0] if near else None,
                 )
-        return {name: option.check(options.get(name, option.default)) for name, option in known.items()}
+        return {name: option.check(options.get(name, option.default), mode=self.name) for name, option in known.items()}
 
 
 _MODES: dict[str, Mode] = {}
@@ -147,17 +147,22 @@ def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
     """
     if not isinstance(text, str):
         raise PolicyTypeError("Quantization mode is not text", got={"mode": text}, expected="a mode such as 'int8'")
-    mode = find_mode(text)
-    if mode is None:
-        known = [str(mode.grammar) for mode in _MODES.values() if mode.is_quantized]
-        near = closest(text, known)
-        raise PolicyError(
-            "Quantization mode is unknown",
-            got={"mode": text},
-            expected=f"one of {', '.join(known)}",
-            suggestion=near[0] if near else None,
-        )
-    return mode, mode.grammar.parse(text)
+    quantized = [mode for mode in _MODES.values() if mode.is_quantized]
+    for mode in quantized:
+        if mode.grammar.fits(text):
+            return mode, mode.grammar.parse(text)
+    family = [mode for mode in quantized if mode.grammar.begins(text)]  # int4 without its number, float8/curent
+    if family:
+        first = family[0].grammar.head.partition("/")[0]
+        family = [mode for mode in quantized if mode.grammar.begins(first) or mode.grammar.head.startswith(first + "/")]
+    known = [str(mode.grammar) for mode in family or quantized]
+    near = closest(text, known)
+    raise PolicyError(
+        "Quantization mode is incomplete" if family else "Quantization mode is unknown",
+        got={"mode": text},
+        expected=f"one of {', '.join(known)}",
+        suggestion=near[0] if near else None,
+    )
 
 
 def make(mode: str, source: Any = None, **options: Any) -> DTypePolicy:
@@ -242,9 +247,21 @@ def asked(value: Any) -> DTypePolicy:
         >>> asked("float32")
         <DTypePolicy "float32">
     """
-    if isinstance(value, str) and split_name(value)[1] is None and find_mode(value) is not None:
+    if not isinstance(value, str) or split_name(value)[1] is not None:
+        return get(value)
+    if find_mode(value) is not None:
         return make(value, "keep")
-    return get(value)
+    try:
+        return get(value)
+    except PolicyError:
+        known = [str(mode.grammar) for mode in _MODES.values() if mode.is_quantized]
+        near = closest(value, [*known, *_SINGLETONS, *dtypes.ALL, *MIXED])
+        raise PolicyError(
+            "Policy is unknown",
+            got={"policy": value},
+            expected=f"a mode ({', '.join(known)}), keep, a dtype, {', '.join(MIXED)}, or <mode>_from_<float policy>",
+            suggestion=near[0] if near else None,
+        ) from None
 
 
 def serialize(policy: DTypePolicy) -> Any:
