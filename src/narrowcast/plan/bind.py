@@ -224,7 +224,8 @@ def _resolve(policy: DTypePolicy, site: Site, present: DTypePolicy | None) -> tu
         source = present.source
     if source is None:
         if site.dtype is None:
-            return None, "it has no floating parameters"
+            holder = "a container" if site.kind == "container" else "it"
+            return None, f"{holder} has no floating parameters of its own"
         source = DTypePolicy(site.dtype)
     try:
         return policy.with_source(source), ""  # type: ignore[attr-defined]

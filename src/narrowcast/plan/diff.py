@@ -70,8 +70,13 @@ class Difference:
             "new": self.new.to_json(),
         }
 
-    def table(self) -> Table:
-        """Returns one row for each set of sites that differ in the same way, and the totals below."""
+    def table(self, *, every: bool = False) -> Table:
+        """Returns the sites that differ as a table, the totals below.
+
+        Args:
+            every: whether sites without parameters are shown, and each site has a row of its own. Otherwise those that
+                differ in the same way and only in the numbers of their paths are one row.
+        """
         columns = (
             Column("path"),
             Column("sites", is_right=True),
@@ -83,8 +88,9 @@ class Difference:
             Column("become", is_right=True),
         )
         groups: dict[tuple[str, ...], list[SiteDifference]] = {}
-        for site in self.sites:
-            groups.setdefault(_said(site), []).append(site)
+        shown = [site for site in self.sites if every or _has_parameters(site)]
+        for site in shown:
+            groups.setdefault(_said(site) + ((site.path,) if every else ()), []).append(site)
         rows = []
         for said, sites in groups.items():
             old, new = (sum(getattr(getattr(s, side), "bytes_after", 0) for s in sites) for side in ("old", "new"))
@@ -94,7 +100,9 @@ class Difference:
                 rows.append((path or "(root)", str(count), *said[:4], *sizes))
         first, second = self.old.bytes_after, self.new.bytes_after
         change = f"{'+' if second >= first else '-'}{format_bytes(abs(second - first))}"
-        footer = f"{len(self.sites):,} layers differ; {format_bytes(first)} -> {format_bytes(second)} ({change})"
+        hidden = len(self.sites) - len(shown)
+        told = f"{len(shown):,} layers differ" + (f" ({hidden:,} without parameters not shown)" if hidden else "")
+        footer = f"{told}; {format_bytes(first)} -> {format_bytes(second)} ({change})"
         return Table(columns, tuple(rows), (footer,))
 
 
@@ -113,6 +121,10 @@ def compare(old: Plan, new: Plan) -> Difference:
 
 def _outcome(row: Row) -> tuple[object, ...]:
     return row.given, row.status, row.rule, row.asked, row.casts_inputs, row.bytes_after
+
+
+def _has_parameters(difference: SiteDifference) -> bool:
+    return any(row is not None and row.site.parameters for row in (difference.old, difference.new))
 
 
 def _said(site: SiteDifference) -> tuple[str, ...]:

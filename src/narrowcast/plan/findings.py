@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from narrowcast.dtype_policies import DTypePolicyMap, registry
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.nearest import nearest_paths
 from narrowcast.plan.plan import Row
@@ -23,6 +23,7 @@ class _Group:
     """Layers with one finding in common."""
 
     first: str
+    is_container: bool = False
     num_sites: int = 0
     details: dict[str, int] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class Findings:
             self._given[rule] = self._given.get(rule, 0) + 1
         else:
             reason = row.reason or f"{row.site.kind} layers cannot"
-            self._refused.setdefault(rule, _Group(row.site.path)).add(reason)
+            self._refused.setdefault(rule, _Group(row.site.path, row.site.kind == "container")).add(reason)
 
     def errors(self, tree: Tree) -> Iterator[str]:
         """Yields every finding, each once, in a stable order."""
@@ -113,8 +114,8 @@ class Findings:
         """Yields what is no error: rules that match and never win."""
         for rule in self._resolver.rules:
             if rule in self._matched and rule not in self._given and rule not in self._refused:
-                winners = ", ".join(repr(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
-                yield f"Rule {rule!r} matches {_count(self._matched[rule])} and wins at none of them: {winners} wins"
+                beaten_by = ", ".join(repr(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
+                yield f"Rule {rule!r} matches {_count(self._matched[rule])} and wins at none: it loses to {beaten_by}"
 
     def _overlap(self, rules: tuple[str, ...], group: _Group, where: tuple[str, ...], *, is_shared: bool) -> str:
         named = " and ".join(f"{key!r} ({self._resolver.rules[key].name})" for key in rules)
@@ -136,21 +137,16 @@ class Findings:
             yield f"Rule {key!r} matches no layer{hint}"
 
     def _powerless(self) -> Iterator[str]:
-        for rule, group in self._refused.items():
-            if rule in self._given or (rule is None and self._resolver.rules):
-                continue  # a default beside rules is for whatever can take it
-            policy = self._resolver.default if rule is None else self._resolver.rules[rule]
-            if policy is None:  # pragma: no cover - a refused site was asked for something
+        asked: dict[str | None, DTypePolicy] = dict(self._resolver.rules.items())
+        if not asked and self._resolver.default is not None:
+            asked[None] = self._resolver.default  # beside rules, a default is for whatever can take it
+        for rule, policy in asked.items():
+            group = self._refused.get(rule)
+            if group is None or rule in self._given:
                 continue
             mode = registry.mode_of(policy).name if policy.source is not None else policy.name
-            text = f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} can have it: {group.why()}"
-            yield text + (
-                f"; for the layers below, write {rule + '/.*'!r}" if rule and self._is_container(group) else ""
-            )
-
-    @staticmethod
-    def _is_container(group: _Group) -> bool:
-        return group.num_sites == 1 and any("container" in reason for reason in group.details)
+            below = f"; for the layers below it, write {rule + '/.*'!r}" if rule and group.is_container else ""
+            yield f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} have it: {group.why()}{below}"
 
 
 def _by(rule: str | None) -> str:
@@ -167,7 +163,7 @@ def _layers(num_sites: int, first: str) -> str:
 
 
 def _none_of(num_sites: int) -> str:
-    return "the one layer that it matches cannot" if num_sites == 1 else f"none of the {num_sites:,} layers it matches"
+    return "the one layer it reaches cannot" if num_sites == 1 else f"none of the {num_sites:,} layers it reaches can"
 
 
 def _either(names: Iterable[str]) -> str:

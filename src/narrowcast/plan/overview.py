@@ -39,9 +39,7 @@ def overview(plan: Plan, *, every: bool = False) -> Table:
     # A column in which nothing stands would only take room.
     used = [i for i in range(len(_COLUMNS)) if i in (0, 2, 3, 4) or any(_says_something(i, row[i]) for row in cells)]
     rows = tuple(tuple(row[i] for i in used) for row in cells)
-    return Table(
-        tuple(_COLUMNS[i] for i in used), rows, _footer(plan, len(plan) - len(shown)), f"Plan of {plan.tree.name}"
-    )
+    return Table(tuple(_COLUMNS[i] for i in used), rows, _footer(plan, shown), f"Plan of {plan.tree.name}")
 
 
 def _is_told(row: Row) -> bool:
@@ -72,12 +70,13 @@ def _cells(group: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _footer(plan: Plan, num_hidden: int) -> tuple[str, ...]:
-    counts = {status: sum(row.status is status for row in plan) for status in Status}
+def _footer(plan: Plan, shown: Sequence[Row]) -> tuple[str, ...]:
+    counts = {status: sum(row.status is status for row in shown) for status in Status}
     told = ", ".join(f"{count:,} {status.value}" for status, count in counts.items() if count)
-    hidden = f" ({num_hidden:,} without parameters not shown)" if num_hidden else ""
+    num_hidden = len(plan) - len(shown)
+    hidden = f"; {num_hidden:,} without parameters not shown" if num_hidden else ""
     warnings = [f"warning: {warning}" for warning in plan.warnings]
-    return (f"{len(plan):,} layers: {told}{hidden}", *plan.totals.lines(), *warnings)
+    return (f"{len(shown):,} layers: {told or 'none with parameters'}{hidden}", *plan.totals.lines(), *warnings)
 
 
 @dataclass(frozen=True, slots=True)
