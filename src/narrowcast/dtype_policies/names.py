@@ -16,7 +16,7 @@ from narrowcast.errors import PolicyError, PolicyTypeError
 __all__ = ["Grammar", "Setting", "join_name", "split_name"]
 
 _SEPARATOR = "_from_"
-_INTEGER = re.compile(r"-?[1-9][0-9]{0,8}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
