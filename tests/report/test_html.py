@@ -88,7 +88,7 @@ def test_each_figure_has_a_dark_and_a_light_picture(parsed: Page) -> None:
 
 
 def test_each_picture_has_its_description(parsed: Page) -> None:
-    assert [image["alt"] for image in parsed.all("img")] == ["In words.", "Cosines in words."]
+    assert [image["alt"] for image in parsed.all("img")] == ["In words.", "Cosines in words.", "Loss in words."]
 
 
 def test_numbers_of_figures_are_on_the_page_as_text(parsed: Page) -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from narrowcast.errors import PolicyTypeError
-from narrowcast.report import Bars, Check, Report, Series
+from narrowcast.report import Bars, Check, Curve, Curves, Report, Series
 from tests.report.samples import ENVIRONMENT, REPORT
 
 
@@ -43,3 +43,9 @@ def test_series_of_another_length_than_the_groups_is_refused() -> None:
     with pytest.raises(PolicyTypeError, match="Series 'int8' does not fit the figure 'Size'") as caught:
         Bars("Size", "MB", ("all",), (Series("int8", (1.0, 2.0)),), "In words.")
     assert "Got values=2. Expected one value for each of the 1 groups." in str(caught.value)
+
+
+def test_curve_with_more_numbers_than_places_is_refused() -> None:
+    with pytest.raises(PolicyTypeError, match="Curve 'float8' does not fit the figure 'Loss'") as caught:
+        Curves("Loss", "nats", "steps", (Curve("float8", (1.0,), (2.0, 3.0)),), "In words.")
+    assert "Got x=1, y=2. Expected as many numbers as places, and one at least." in str(caught.value)

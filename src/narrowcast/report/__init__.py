@@ -7,6 +7,8 @@ from narrowcast.report.html import page
 from narrowcast.report.records import (
     Bars,
     Check,
+    Curve,
+    Curves,
     Environment,
     Fact,
     Figure,
@@ -20,6 +22,8 @@ from narrowcast.report.records import (
 __all__ = [
     "Bars",
     "Check",
+    "Curve",
+    "Curves",
     "Environment",
     "Fact",
     "Figure",

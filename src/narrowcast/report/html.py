@@ -9,7 +9,7 @@ from jinja2 import PackageLoader, StrictUndefined
 
 from narrowcast.plan.table import Column, Table
 from narrowcast.report.plots import DARK, LIGHT, Theme, svg
-from narrowcast.report.records import Bars, Figure, Report
+from narrowcast.report.records import Bars, Curves, Figure, Report
 from narrowcast.report.terminal import checks_table
 
 __all__ = ["page"]
@@ -64,6 +64,16 @@ def _numbers(figure: Figure) -> Table:
         columns = (Column(""), *(Column(f"{series.name}, {figure.unit}", is_right=True) for series in figure.series))
         cells = [[f"{value:,.{figure.digits}f}" for value in series.values] for series in figure.series]
         return Table(columns, tuple(zip(figure.groups, *cells, strict=True)))
+    if isinstance(figure, Curves):
+        titles = ("first", "least", "greatest", "last")
+        columns = (Column(""), *(Column(f"{title}, {figure.unit}", is_right=True) for title in titles))
+        return Table(
+            columns,
+            tuple(
+                (curve.name, *(f"{n:.{figure.digits}g}" for n in (curve.y[0], min(curve.y), max(curve.y), curve.y[-1])))
+                for curve in figure.curves
+            ),
+        )
     values = sorted(figure.values)
     shown = {
         "least": values[0],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.errors import UnsupportedError
-from narrowcast.report.records import Bars, Figure, Histogram
+from narrowcast.report.records import Bars, Curves, Figure, Histogram
 
 __all__ = ["DARK", "LIGHT", "Theme", "svg"]
 
@@ -28,8 +28,8 @@ class Theme:
     series: tuple[str, ...]
 
 
-LIGHT = Theme(ink="#1f2430", grid="#d9dde5", series=("#9aa3b2", "#1d4ed8", "#b45309", "#047857"))
-DARK = Theme(ink="#e6e9ef", grid="#3a4150", series=("#7c8798", "#7db0ff", "#f5b35c", "#5fd3a6"))
+LIGHT = Theme(ink="#1f2430", grid="#d9dde5", series=("#9aa3b2", "#1d4ed8", "#b45309", "#047857", "#9d174d", "#6d28d9"))
+DARK = Theme(ink="#e6e9ef", grid="#3a4150", series=("#7c8798", "#7db0ff", "#f5b35c", "#5fd3a6", "#f48fb1", "#c4a7ff"))
 
 
 def svg(figure: Figure, theme: Theme) -> str:
@@ -80,6 +80,8 @@ def svg(figure: Figure, theme: Theme) -> str:
         axes.patch.set_alpha(0.0)
         if isinstance(figure, Bars):
             _draw_bars(axes, figure, theme)
+        elif isinstance(figure, Curves):
+            _draw_curves(axes, figure, theme)
         else:
             _draw_histogram(axes, figure, theme)
         buffer = io.StringIO()
@@ -120,6 +122,41 @@ def _draw_bars(axes: Any, figure: Bars, theme: Theme) -> None:
             axes.set_xlim(-0.9, 0.9)
     if len(figure.series) > 1:
         axes.figure.legend(loc="outside upper right", ncols=len(figure.series), labelcolor=theme.ink)
+
+
+def _draw_curves(axes: Any, figure: Curves, theme: Theme) -> None:
+    styles = ("-", "--", "-.", ":")
+    for index, curve in enumerate(figure.curves):
+        # A single line takes the first loud colour; dashes tell apart what runs on top of each other.
+        color = theme.series[(index + (len(figure.curves) == 1)) % len(theme.series)]
+        points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not figure.is_logarithmic]
+        x, y = zip(*points, strict=True) if points else ((), ())
+        drawstyle = "steps-mid" if figure.is_stepped else "default"
+        style = "-" if figure.is_stepped else styles[index % len(styles)]
+        axes.plot(x, y, style, color=color, label=curve.name, linewidth=1.5, drawstyle=drawstyle)
+        if figure.is_stepped:
+            axes.fill_between(x, y, step="mid", color=color, alpha=0.12, linewidth=0)
+    for place, name in figure.marks:
+        axes.axvline(place, color=theme.ink, linewidth=0.9, linestyle=":")
+        axes.annotate(
+            name,
+            (place, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2, -2),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize=8,
+            color=theme.ink,
+        )
+    if figure.is_logarithmic:
+        axes.set_yscale("log")
+    axes.set_xlabel(figure.x_unit)
+    axes.set_ylabel(figure.unit)
+    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    if len(figure.curves) > 1:
+        axes.figure.legend(loc="outside upper right", ncols=min(3, len(figure.curves)), labelcolor=theme.ink)
 
 
 def _draw_histogram(axes: Any, figure: Histogram, theme: Theme) -> None:

@@ -8,7 +8,20 @@ from typing import Any
 from narrowcast.errors import PolicyTypeError
 from narrowcast.plan.table import Table
 
-__all__ = ["Bars", "Check", "Environment", "Fact", "Figure", "Histogram", "Latency", "Report", "Section", "Series"]
+__all__ = [
+    "Bars",
+    "Check",
+    "Curve",
+    "Curves",
+    "Environment",
+    "Fact",
+    "Figure",
+    "Histogram",
+    "Latency",
+    "Report",
+    "Section",
+    "Series",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,58 @@ class Histogram:
     digits: int = 4
 
 
-Figure = Bars | Histogram
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a figure.
+
+    Args:
+        name: what the legend calls it.
+        x: where each point lies, rising.
+        y: the numbers, one for each of `x`.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Lines over a common axis: a loss over steps, a distribution over exponents.
+
+    Args:
+        title: the claim or the question.
+        unit: the unit of all numbers, as it stands on the axis.
+        x_unit: what the points are counted in.
+        curves: the lines.
+        description: what the figure shows, in a sentence, for those who cannot see it.
+        digits: how many significant digits the numbers are written with.
+        is_logarithmic: whether the axis of the numbers grows by factors; what is not above 0 is then left out.
+        is_stepped: whether each number holds for a whole bin, so that lines rise in steps.
+        marks: pairs of a place on the horizontal axis and the name of the upright line that is drawn there.
+    """
+
+    title: str
+    unit: str
+    x_unit: str
+    curves: tuple[Curve, ...]
+    description: str
+    digits: int = 4
+    is_logarithmic: bool = False
+    is_stepped: bool = False
+    marks: tuple[tuple[float, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for curve in self.curves:
+            if len(curve.x) != len(curve.y) or not curve.x:
+                raise PolicyTypeError(
+                    f"Curve {curve.name!r} does not fit the figure {self.title!r}",
+                    got={"x": len(curve.x), "y": len(curve.y)},
+                    expected="as many numbers as places, and one at least",
+                )
+
+
+Figure = Bars | Histogram | Curves
 
 
 @dataclass(frozen=True, slots=True)
