@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from narrowcast.dtype_policies import dtypes
 from narrowcast.errors import ModelError
 from narrowcast.torch.fused import turn_off
 from narrowcast.torch.scheme import Carried
 
-__all__ = ["Cast", "Guarded", "Transparent", "drift"]
+__all__ = ["Cast", "Guarded", "GuardedList", "Transparent", "drift"]
 
 _ACCELERATOR = torch.accelerator.current_accelerator()
 _AUTOCAST_DEVICES = ("cpu", "cpu" if _ACCELERATOR is None else _ACCELERATOR.type)
@@ -64,6 +64,18 @@ def _keeping_dtypes(module: Any, fn: Callable[[Tensor], Tensor]) -> Callable[[Te
         return kept if tensor.is_meta else kept.copy_(tensor)
 
     return kept
+
+
+class GuardedList(Guarded):
+    """A `ParameterList` that belongs to a module with a policy."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            items = [self[i] for i in range(*index.indices(len(self)))]  # type: ignore[arg-type]
+            # PyTorch's own slice wraps what is no parameter, as the cast ones are, into a new one without a gradient.
+            if not all(isinstance(item, nn.Parameter) for item in items):
+                return items
+        return super().__getitem__(index)  # type: ignore[misc]
 
 
 class Cast(Guarded):

@@ -13,7 +13,7 @@ from narrowcast.errors import UnsupportedError
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Site
 from narrowcast.torch import keep  # noqa: F401  registers `keep`, which every plan with a float policy needs
-from narrowcast.torch.carried import Cast, Guarded, Transparent
+from narrowcast.torch.carried import Cast, Guarded, GuardedList, Transparent
 from narrowcast.torch.conv import ConvCast, ConvTransposeCast
 from narrowcast.torch.embedding import EmbeddingCast
 from narrowcast.torch.gemm import ARITHMETIC, SLOW_ON_CPU, describe_gemm
@@ -115,7 +115,8 @@ class FloatScheme(Scheme):
             if child is None or name not in owned_children(module):
                 continue  # a site of its own
             guarded = Change.of(child)
-            guarded.new_class = carrying_class(Guarded, original_class(child))
+            mixin = GuardedList if isinstance(child, nn.ParameterList) else Guarded
+            guarded.new_class = carrying_class(mixin, original_class(child))
             guarded.new_dict["_narrowcast_variable"] = variable
             guarded.new_data += _converted(child, variable, shared)
             changes.append(guarded)

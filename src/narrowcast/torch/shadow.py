@@ -17,7 +17,6 @@ from torch import nn
 from narrowcast.torch.carried import Cast, drift
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.inputs import cast_arguments, cast_floats
-from narrowcast.torch.scheme import original_class
 
 __all__ = ["CustomCast", "KnownCast", "Shadowed"]
 
@@ -164,13 +163,13 @@ def _run_shadow(
         modules = dict(module._modules)
         pairs = []
         for name, tensors in children:
-            child = _Shadow(module._modules[name], {"_parameters": tensors})
+            child = _Shadow(module._modules[name], type(module._modules[name]), {"_parameters": tensors})
             modules[name] = child.shadow
             pairs.append(child)
-        whole = _Shadow(module, {**placed, "_modules": modules})
+        whole = _Shadow(module, module._narrowcast_base, {**placed, "_modules": modules})
     else:
         pairs = []
-        whole = _Shadow(module, placed)
+        whole = _Shadow(module, module._narrowcast_base, placed)
     try:
         return module._narrowcast_base.forward(whole.shadow, *args, **kwargs)
     finally:
@@ -184,8 +183,7 @@ class _Shadow:
 
     __slots__ = ("before", "derived", "module", "placed", "shadow")
 
-    def __init__(self, module: Any, placed: dict[str, dict[str, Any]]) -> None:
-        cls: Any = original_class(module)
+    def __init__(self, module: Any, cls: Any, placed: dict[str, dict[str, Any]]) -> None:
         self.module = module
         self.derived: tuple[str, ...] = getattr(module, "_narrowcast_derived", ())
         self.shadow: Any = object.__new__(cls)
