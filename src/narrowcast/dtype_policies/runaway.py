@@ -201,7 +201,7 @@ def _simple_repeat(node: Repeat, follow: Ranges, literal: str, *, is_last: bool)
     reading = _LITERAL_STEPS * sum(1.0 / period for period in periods[:-1])
     if node.most is not None and node.most - node.least < _FEW:
         ends = float(node.most - node.least + 1)
-        return Cost((ends,), (ends * (1.0 + _LITERAL_STEPS * max(len(literal) - 1, 0)),))
+        return Cost((ends,), (node.most + ends * (1.0 + _LITERAL_STEPS * max(len(literal) - 1, 0)),))
     ways = (1.0, 1.0 / periods[-1]) if literal else _ANYWHERE
     return Cost(ways, (1.0 + _LITERAL_STEPS * len(literal), 1.0 + reading))
 
