@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 """The version of the format that is written, and the newest that is read."""
 
 _FIELDS = ("narrowcast", "default", "rules", "optional")
-_TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)$")
+_TOML_PLACE = re.compile(r" \(at (line (?P<line>\d+), column \d+|end of document)\)$")
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters that stand in no key: no path has them, and `"\\b"` in double quotes becomes one."""
 
@@ -171,16 +171,15 @@ def _parse_toml(source: _Text) -> Any:
     try:
         return tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
+        lines = source.text.splitlines()
         place = _TOML_PLACE.search(str(error))
-        line = int(place[1]) if place else None
-        problem = _TOML_PLACE.sub("", str(error))
-        in_line = source.text.splitlines()[line - 1] if line and line <= source.text.count("\n") + 1 else ""
-        fix = (
-            "Write regular expressions in single quotes, where a backslash is a backslash"
-            if re.search(r'"[^"]*\\', in_line)
-            else ""
-        )
-        raise source.error(f"Text is not TOML: {problem}", at=line, fix=fix) from None
+        line = int(place["line"] or len(lines)) if place else None
+        fix = ""
+        if line and line <= len(lines) and re.search(r'"[^"]*\\', lines[line - 1]):
+            fix = "Write regular expressions in single quotes, where a backslash is a backslash"
+        elif "overwrite" in str(error):
+            fix = "Write each key once"
+        raise source.error(f"Text is not TOML: {_TOML_PLACE.sub('', str(error))}", at=line, fix=fix) from None
 
 
 def _parse_json(source: _Text) -> Any:
