@@ -25,6 +25,7 @@ from narrowcast.dtype_policies import files as policy_files
 from narrowcast.errors import CheckpointError
 from narrowcast.observe.latency import measure
 from narrowcast.report import Latency, Report, page
+from narrowcast.torch.kernels import has_dot_product
 
 __all__ = ["Steps", "demo_policy", "run"]
 
@@ -90,7 +91,7 @@ def run(out: Path, steps: Steps = Steps(), *, budget_s: float = 30.0) -> Report:
         frameworks.save(encoder.model, out / "model")
         reloaded = _reload(out / "model")
 
-    report = results(plan, times, expected, embedded, reloaded, out / "model")
+    report = results(plan, times, expected, embedded, reloaded, out / "model", has_fast_integers=has_dot_product())
     with steps.working("Writing the report"):
         (out / "report.html").write_text(page(report), encoding="utf-8")
         (out / "report.json").write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False), encoding="utf-8")
@@ -125,4 +126,5 @@ def _reload(folder: Path) -> Tensor:
                 fix="Its last words were: " + (done.stderr.strip().splitlines() or ["nothing"])[-1],
             )
         # A copy, since the file goes with the scratch folder.
-        return load_file(target)["embeddings"].clone()
+        embeddings: Tensor = load_file(target)["embeddings"].clone()
+        return embeddings

@@ -55,6 +55,8 @@ def results(
     embedded: Tensor,
     reloaded: Tensor,
     folder: Path,
+    *,
+    has_fast_integers: bool,
 ) -> Report:
     """Puts what was measured into a report, with what has to hold.
 
@@ -65,6 +67,8 @@ def results(
         embedded: embeddings after.
         reloaded: embeddings of the model that was saved and loaded in another process.
         folder: where it was saved.
+        has_fast_integers: whether the CPU has an 8-bit dot product. Without one, int8 saves bytes and no time, as the
+            plan says beforehand, and being faster is not asked.
     """
     cosines = (expected * embedded).sum(-1)
     human_before, human_after = _quality(expected), _quality(embedded)
@@ -97,8 +101,9 @@ def results(
             "at least 3 ×",
         ),
         *(
-            Check(f"Latency at {_texts(count)}", ratio > 1, f"{ratio:.2f} × faster", "faster")
+            Check(f"Speed at {_texts(count)}", ratio > 1, f"{ratio:.2f} × of float32", "faster")
             for count, ratio in ratios.items()
+            if has_fast_integers
         ),
     )
     facts = (
@@ -107,7 +112,7 @@ def results(
             Fact(
                 f"latency, {_texts(count)}",
                 f"{fast:.1f} ms",
-                f"from {slow:.1f} ms, {ratios[count]:.2f} × faster",
+                f"from {slow:.1f} ms: {ratios[count]:.2f} × the speed",
             )
             for count, (slow, fast) in medians.items()
         ),
@@ -118,7 +123,8 @@ def results(
         title="A sentence encoder in int8",
         summary=(
             f"{num_applied} layers of MiniLM-L6 take int8 by three rules. The model is "
-            f"{bytes_before / bytes_after:.1f} × smaller and {ratios[32]:.1f} × faster, its embeddings stay at a mean cosine of {mean:.4f}, and a new "
+            f"{bytes_before / bytes_after:.1f} × smaller and runs at {ratios[32]:.2f} × its speed, its embeddings stay "
+            f"at a mean cosine of {mean:.4f}, and a new "
             f"process that loads it gives {'the same bits' if num_differing == 0 else 'other values'}."
         ),
         environment=read_environment(num_threads=torch.get_num_threads()),

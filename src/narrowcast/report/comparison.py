@@ -120,7 +120,7 @@ def comparison_report(found: Comparison, *, title: str, checks: tuple[Check, ...
             format_bytes(found.bytes_after),
             f"from {format_bytes(found.bytes_before)}, {found.bytes_before / max(found.bytes_after, 1):.2f} × smaller",
         ),
-        Fact("latency of a batch", f"{after:.2f} ms", f"from {before:.2f} ms, {before / after:.2f} × faster"),
+        Fact("latency of a batch", f"{after:.2f} ms", f"from {before:.2f} ms, {before / after:.2f} × the speed"),
     )
     ran = [layer for layer in found.layers if layer.own is not None and layer.accumulated is not None]
     worst = sorted(ran, key=lambda layer: layer.own or 0.0, reverse=True)[:12]
