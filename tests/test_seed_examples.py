@@ -1,6 +1,6 @@
-"""The examples and tables of the two reference pages that narrowcast's policies come from, as far as they need no layers.
+"""The examples and tables of the two reference pages that narrowcast's policies come from, where they need no layers.
 
-The pages are Keras' on `QuantizedFloat8DTypePolicy` and `DTypePolicyMap`. Where they write `keras`, narrowcast stands in.
+The pages are Keras' on `QuantizedFloat8DTypePolicy` and `DTypePolicyMap`. Where they write `keras`, narrowcast stands.
 """
 
 from __future__ import annotations
