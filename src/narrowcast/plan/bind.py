@@ -9,7 +9,7 @@ from typing import Any, Literal
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, asked, keep
 from narrowcast.errors import NarrowcastError, PlanError, PolicyError, UnsupportedError
 from narrowcast.plan.carrier import Carrier, Status, Verdict
-from narrowcast.plan.findings import Findings
+from narrowcast.plan.findings import Findings, quoted
 from narrowcast.plan.plan import Plan, Row
 from narrowcast.plan.resolve import Choice, Resolver
 from narrowcast.plan.tree import Site, Tree
@@ -122,7 +122,7 @@ class _Judge:
         try:
             return self._carrier.judge(site, policy)
         except UnsupportedError as error:
-            rule = "the policy for every layer" if choice.rule is None else f"rule {choice.rule!r}"
+            rule = "the policy for every layer" if choice.rule is None else f"rule {quoted(choice.rule)}"
             raise UnsupportedError(
                 f"{error.problem} (asked by {rule} at {site.path or 'the root'!r})",
                 got=error.got,

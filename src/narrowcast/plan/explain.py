@@ -7,6 +7,7 @@ from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.carrier import Status
+from narrowcast.plan.findings import quoted
 from narrowcast.plan.plan import Row
 from narrowcast.plan.table import format_bytes
 
@@ -34,7 +35,7 @@ class Explanation:
             ("holds", ", ".join(f"{p.name} {_shape(p.shape)} {p.dtype}" for p in site.parameters)),
             ("carries", "" if site.policy is None else site.policy.name),
             ("asked", self._asked()),
-            *(("lost", f"rule {_key(loser.rule)} ({loser.policy.name}): {loser.reason}") for loser in row.losers),
+            *(("lost", f"rule {quoted(loser.rule)} ({loser.policy.name}): {loser.reason}") for loser in row.losers),
             ("status", row.status.value),
             ("given", row.given.name + _dtypes(row.given)),
             ("inputs", "cast to its own dtype, since other layers' policies change what flows in" * row.casts_inputs),
@@ -50,7 +51,7 @@ class Explanation:
         row = self.row
         if row.asked is None:
             return "nothing: no rule matches, and the map has no default"
-        by = "the default: no rule matches" if row.rule is None else f"rule {_key(row.rule)}"
+        by = "the default: no rule matches" if row.rule is None else f"rule {quoted(row.rule)}"
         return f"{row.asked.name}, by {by}"
 
     def _bytes(self) -> str:
@@ -74,10 +75,6 @@ class Explanation:
             "compute_dtype": self.row.given.compute_dtype,
             "variable_dtype": self.row.given.variable_dtype,
         }
-
-
-def _key(rule: str) -> str:
-    return repr(rule)
 
 
 def _dtypes(policy: DTypePolicy) -> str:

@@ -114,11 +114,12 @@ class Findings:
         """Yields what is no error: rules that match and never win."""
         for rule in self._resolver.rules:
             if rule in self._matched and rule not in self._given and rule not in self._refused:
-                beaten_by = ", ".join(repr(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
-                yield f"Rule {rule!r} matches {_count(self._matched[rule])} and wins at none: it loses to {beaten_by}"
+                beaten_by = ", ".join(quoted(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
+                matched = _count(self._matched[rule])
+                yield f"Rule {quoted(rule)} matches {matched} and wins at none: it loses to {beaten_by}"
 
     def _overlap(self, rules: tuple[str, ...], group: _Group, where: tuple[str, ...], *, is_shared: bool) -> str:
-        named = " and ".join(f"{key!r} ({self._resolver.rules[key].name})" for key in rules)
+        named = " and ".join(f"{quoted(key)} ({self._resolver.rules[key].name})" for key in rules)
         if is_shared:
             return (
                 f"Paths {where[0]!r} and {where[1]!r} lead to one layer, shared or tied, and rules {named} differ; "
@@ -134,7 +135,7 @@ class Findings:
         for number, key in enumerate(rules):
             near = nearest_paths(key, tree.paths) if number < _MAX_SUGGESTIONS else []
             hint = f"; did you mean {_either(near)}?" if near else ""
-            yield f"Rule {key!r} matches no layer{hint}"
+            yield f"Rule {quoted(key)} matches no layer{hint}"
 
     def _powerless(self) -> Iterator[str]:
         asked: dict[str | None, DTypePolicy] = dict(self._resolver.rules.items())
@@ -145,12 +146,17 @@ class Findings:
             if group is None or rule in self._given:
                 continue
             mode = registry.mode_of(policy).name if policy.source is not None else policy.name
-            below = f"; for the layers below it, write {rule + '/.*'!r}" if rule and group.is_container else ""
+            below = f"; for the layers below it, write {quoted(rule + '/.*')}" if rule and group.is_container else ""
             yield f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} have it: {group.why()}{below}"
 
 
+def quoted(key: str) -> str:
+    """Returns a key as it stands in a policy file: in single quotes, its backslashes as they are."""
+    return f"'{key}'"
+
+
 def _by(rule: str | None) -> str:
-    return "The policy for every layer" if rule is None else f"Rule {rule!r}"
+    return "The policy for every layer" if rule is None else f"Rule {quoted(rule)}"
 
 
 def _count(num_sites: int) -> str:

@@ -10,6 +10,7 @@ __all__ = ["nearest_paths"]
 
 _NUMBER = re.compile(r"\d+")
 _SYNTAX = re.compile(r"\(\?[^)]*\)|\\d\+?|\[[^\]]*\][*+?]?|\.[*+?]|\\(.)|[()^$?*+{}]")
+_MIN_RATIO, _MAX_BEHIND = 0.6, 0.1  # of difflib; below the first, texts only look alike to it
 _MAX_SHAPES = 5_000  # comparing texts is quadratic in their length; more shapes than this are cut
 
 
@@ -32,12 +33,19 @@ def nearest_paths(key: str, paths: Iterable[str], *, num_results: int = 3) -> li
             break
     text = _SYNTAX.sub(lambda found: "0" if found[0].startswith("\\d") else found[1] or "", key)
     wanted = _NUMBER.sub("0", text)
-    found = difflib.get_close_matches(wanted, list(shapes), n=num_results, cutoff=0.6)
+    found = _closest(wanted, shapes, num_results)
     if not found:
         # The part after the last slash is what authors know best: compare that alone.
         last = wanted.rpartition("/")[2]
         by_last: dict[str, str] = {}
         for shape in shapes:
             by_last.setdefault(shape.rpartition("/")[2], shape)
-        found = [by_last[name] for name in difflib.get_close_matches(last, list(by_last), n=num_results, cutoff=0.6)]
+        found = [by_last[name] for name in _closest(last, by_last, num_results)]
     return [shapes[shape] for shape in found]
+
+
+def _closest(text: str, candidates: Iterable[str], num_results: int) -> list[str]:
+    """The candidates that are near, and nearly as near as the nearest."""
+    near = difflib.get_close_matches(text, list(candidates), n=num_results, cutoff=_MIN_RATIO)
+    ratios = [difflib.SequenceMatcher(None, candidate, text).ratio() for candidate in near]
+    return [candidate for candidate, ratio in zip(near, ratios, strict=True) if ratio > ratios[0] - _MAX_BEHIND]
