@@ -124,8 +124,9 @@ def test_misspelled_mode_suggests_the_nearest():
 
 
 def test_grammar_fits_by_whole_words():
-    assert not Grammar("int8").begins("int8x")
+    assert not Grammar("int8").fits("int8x")
     assert not Grammar("int8").fits("int8/weight")
+    assert Grammar("int8/weight").fits("int8/weight")
 
 
 @pytest.mark.parametrize("name", ["int8_from_int8_from_float32", "int8_from_", "_from_float32", "int8 _from_float32"])

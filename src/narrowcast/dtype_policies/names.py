@@ -94,13 +94,10 @@ class Grammar:
     def __str__(self) -> str:
         return "/".join([self.head, *(f"<{number.name}>" for number in self.numbers)])
 
-    def begins(self, text: str) -> bool:
-        """Says whether `text` is this mode's name, or begins with it and a `/`."""
-        return text == self.head or text.startswith(self.head + "/")
-
     def fits(self, text: str) -> bool:
         """Says whether `text` is this mode's name and as many parts as it has numbers."""
-        return self.begins(text) and text.count("/") == self.head.count("/") + len(self.numbers)
+        parts, head = text.split("/"), self.head.split("/")
+        return parts[: len(head)] == head and len(parts) == len(head) + len(self.numbers)
 
     def parse(self, text: str) -> dict[str, int]:
         """Returns the numbers in `text`, which fits, by name.

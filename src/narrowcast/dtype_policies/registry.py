@@ -129,8 +129,12 @@ def find_mode(text: str) -> Mode | None:
         >>> find_mode("gptq").name, find_mode("mixed_float16")
         ('gptq', None)
     """
-    found = [mode for mode in _MODES.values() if mode.is_quantized and mode.grammar.begins(text)]
-    return max(found, key=lambda mode: len(mode.name), default=None)
+    first, _, rest = text.partition("/")
+    for head in (f"{first}/{rest.partition('/')[0]}", first):  # names of modes have at most two words
+        mode = _MODES.get(head)
+        if mode is not None and mode.is_quantized:
+            return mode
+    return None
 
 
 def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
@@ -147,18 +151,16 @@ def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
     """
     if not isinstance(text, str):
         raise PolicyTypeError("Quantization mode is not text", got={"mode": text}, expected="a mode such as 'int8'")
-    quantized = [mode for mode in _MODES.values() if mode.is_quantized]
-    for mode in quantized:
-        if mode.grammar.fits(text):
-            return mode, mode.grammar.parse(text)
-    family = [mode for mode in quantized if mode.grammar.begins(text)]  # int4 without its number, float8/curent
-    if family:
-        first = family[0].grammar.head.partition("/")[0]
-        family = [mode for mode in quantized if mode.grammar.begins(first) or mode.grammar.head.startswith(first + "/")]
-    known = [str(mode.grammar) for mode in family or quantized]
+    mode = find_mode(text)
+    if mode is not None and mode.grammar.fits(text):
+        return mode, mode.grammar.parse(text)
+    known = [str(other.grammar) for other in _MODES.values() if other.is_quantized]
+    if mode is not None:  # int4 without its number, float8/curent: its family is what may have been meant
+        family = mode.name.partition("/")[0]
+        known = [grammar for grammar in known if grammar.partition("/")[0] == family]
     near = closest(text, known)
     raise PolicyError(
-        "Quantization mode is incomplete" if family else "Quantization mode is unknown",
+        "Quantization mode is unknown" if mode is None else "Quantization mode is incomplete",
         got={"mode": text},
         expected=f"one of {', '.join(known)}",
         suggestion=near[0] if near else None,
