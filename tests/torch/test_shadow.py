@@ -195,15 +195,16 @@ def test_arguments_in_a_dataclass_are_cast():
 
 def test_slots_are_read_and_written():
     class Slotted(nn.Module):
-        __slots__ = ("count", "unset")
+        __slots__ = ("__private", "count", "unset")
 
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(4))
             self.count = 5
+            self.__private = 1
 
         def forward(self, x):
-            self.count += 1
+            self.count += self.__private
             return x * self.weight
 
     module = put(Slotted(), "mixed_bfloat16")

@@ -8,6 +8,7 @@ in one thread and do not follow such an object, the cast parameters are put into
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -67,9 +68,10 @@ class Shadowed(Cast):
             parameters = self._cast_parameters(self._modules[name], via, inner)  # type: ignore[attr-defined]
             if parameters is not None:
                 children.append((name, parameters))
-        if not placed and not children:
+        is_traced = torch.compiler.is_compiling()
+        if not placed and not children and not (is_traced and self._narrowcast_derived):
             return self._narrowcast_base.forward(self, *args, **kwargs)
-        run = _run_traced if torch.compiler.is_compiling() else _run_shadow
+        run = _run_traced if is_traced else _run_shadow
         return run(self, placed, children, args, kwargs)
 
     def _cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> _Tensors | None:
@@ -197,33 +199,30 @@ class _Shadow:
         self.placed = {name: dict(values) for name, values in placed.items()}
 
     def copy_back(self) -> None:
-        module, after, before = self.module, self.shadow.__dict__, self.before
-        # Against what it was when the call began and not against the module, which another thread may have changed.
-        num_new = 0
-        for name, value in after.items():
-            old = before.get(name, _MISSING)
-            if old is value:
-                continue
-            num_new += old is _MISSING
-            if name not in self.derived:
-                module.__dict__[name] = value
-        if len(after) - num_new < len(before):
-            for name in before.keys() - after.keys():
-                module.__dict__.pop(name, None)
+        module, shadow = self.module, self.shadow
+        _copy_back_entries(module.__dict__, self.before, shadow.__dict__, self.derived)
         for where, values in self.placed.items():
-            _copy_back_entries(module.__dict__[where], values, before[where])
+            _copy_back_entries(module.__dict__[where], values, self.before[where])
             if where == "_buffers" and module.training:
                 _copy_back_values(module._buffers, values)
-        cls: Any = type(self.shadow)
+        cls: Any = type(shadow)
         for name in _slots(cls):
-            if hasattr(self.shadow, name):
-                object.__setattr__(module, name, getattr(self.shadow, name))
+            if hasattr(shadow, name):
+                object.__setattr__(module, name, getattr(shadow, name))
 
 
-def _copy_back_entries(own: dict[str, Any], placed: dict[str, Any], after: dict[str, Any]) -> None:
-    """Takes over parameters, buffers or children that a forward set or deleted on the shadow."""
-    own.update({name: value for name, value in after.items() if placed.get(name, _MISSING) is not value})
-    for name in placed.keys() - after.keys():
+def _copy_back_entries(
+    own: dict[str, Any], before: dict[str, Any], after: dict[str, Any], derived: tuple[str, ...] = ()
+) -> None:
+    """Takes over what a forward set or deleted on the shadow: attributes, parameters, buffers or children.
+
+    Against what was there when the call began and not against the module, which another thread may have changed.
+    """
+    if all(map(operator.is_, before.values(), after.values())) and before.keys() == after.keys():
+        return
+    changed = {name: value for name, value in after.items() if before.get(name, _MISSING) is not value}
+    own.update({name: value for name, value in changed.items() if name not in derived})
+    for name in before.keys() - after.keys():
         own.pop(name, None)
 
 
@@ -241,7 +240,9 @@ def _slots(cls: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in cls.__mro__:
         declared = base.__dict__.get("__slots__", ())
-        names += [declared] if isinstance(declared, str) else list(declared)
+        for name in [declared] if isinstance(declared, str) else declared:
+            is_private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
