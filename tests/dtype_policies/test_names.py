@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +108,9 @@ def test_group_size_is_out_of_range(mode):
         registry.parse_mode(mode)
 
 
-@pytest.mark.parametrize("value", [True, False, 1.0, "4", None, [4]], ids=repr)
+@pytest.mark.parametrize(
+    "value", [True, False, 1.0, "4", None, [4], numpy.True_, numpy.ones(1), numpy.ones(2, int)], ids=repr
+)
 def test_setting_is_an_integer_and_no_bool(value):  # P-03, Q-20
     with pytest.raises(PolicyTypeError, match=r"Setting size is not an integer. Got mode='m', size="):
         Setting("size", "1 or more").check(value, mode="m")

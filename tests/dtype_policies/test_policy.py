@@ -141,7 +141,9 @@ def test_name_of_a_quantized_policy_says_who_makes_it():
         DTypePolicy("int8_from_float32")
 
 
-@pytest.mark.parametrize("name", [5, 1.5, b"float32", ["float32"], keep], ids=repr)
+@pytest.mark.parametrize(
+    "name", [5, 1.5, b"float32", ["float32"], keep, DTypePolicy("float32"), DTypePolicy("mixed_float16")], ids=repr
+)
 def test_what_is_no_name_is_a_type_error(name):
     with pytest.raises(PolicyTypeError, match=r"Policy name is not text. Got name="):
         DTypePolicy(name)

@@ -6,6 +6,7 @@ formatting are inverses: what `format` writes, `parse` reads, and there is one s
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,13 +47,16 @@ class Setting:
             PolicyTypeError: it is not an integer, or a bool.
             PolicyError: it is not one of the values allowed.
         """
-        if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = None
+        if number is None or isinstance(value, bool):
             raise PolicyTypeError(
                 f"Setting {self.name} is not an integer",
                 got={"mode": mode, self.name: value},
                 expected=self.expected,
             )
-        number = int(value)
         if number in self.special or (number in self.choices if self.choices else number >= self.minimum):
             return number
         raise PolicyError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -9,7 +10,7 @@ from narrowcast import arrays
 from narrowcast.dtype_policies import dtypes
 from narrowcast.errors import PolicyError, PolicyTypeError, closest
 
-__all__ = ["DTypePolicy", "FloatDTypePolicy"]
+__all__ = ["MIXED", "DTypePolicy", "FloatDTypePolicy", "global_policy", "global_source"]
 
 MIXED = {"mixed_float16": ("float16", "float32"), "mixed_bfloat16": ("bfloat16", "float32")}
 """Names that stand for two dtypes: compute dtype, variable dtype."""
@@ -172,11 +173,16 @@ class FloatDTypePolicy(DTypePolicy):
         return f'<DTypePolicy "{self.name}">'
 
 
-def global_source() -> DTypePolicy:
-    """Returns the policy of floats behind the global policy: itself, or its source where it is quantized."""
+def global_policy() -> DTypePolicy:
+    """Returns the global policy."""
     from narrowcast.dtype_policies.default import dtype_policy  # it is itself a policy, so it cannot come first
 
-    policy = dtype_policy()
+    return dtype_policy()
+
+
+def global_source() -> DTypePolicy:
+    """Returns the float policy behind the global policy: itself, or its source where it is quantized."""
+    policy = global_policy()
     return policy if policy.source is None else policy.source
 
 
@@ -193,11 +199,11 @@ def _policy_name(value: Any) -> str:
             suggestion=near[0] if near else None,
             fix="Quantized policies are made by `get`" if "_from_" in name else "",
         )
-    try:
-        return dtypes.standardize(value)
-    except PolicyError:
-        raise PolicyTypeError(
-            "Policy name is not text",
-            got={"name": value},
-            expected="a policy's name such as 'mixed_float16', or a dtype",
-        ) from None
+    if not isinstance(value, DTypePolicy):
+        with contextlib.suppress(PolicyError):
+            return dtypes.standardize(value)
+    raise PolicyTypeError(
+        "Policy name is not text",
+        got={"name": value},
+        expected="a policy's name such as 'mixed_float16', or a dtype",
+    )

@@ -108,9 +108,7 @@ def _own_mode(policy_class: type[QuantizedDTypePolicy], mode: Any) -> tuple[regi
     """Returns the mode that `mode` names, and its numbers; an error where it belongs to another class."""
     record, numbers = registry.parse_mode(mode)
     owners = {other.policy_class for other in registry.modes()}
-    owner = next(
-        base for base in policy_class.__mro__ if base in owners
-    )  # a subclass made elsewhere has its base's modes
+    owner = next(base for base in policy_class.__mro__ if base in owners)  # a user's subclass has the modes of its base
     if record.policy_class is not owner:
         own = [str(other.grammar) for other in registry.modes() if other.policy_class is owner]
         raise PolicyError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowcast.dtype_policies import dtypes
 from narrowcast.dtype_policies.names import Grammar, Setting, join_name, split_name
-from narrowcast.dtype_policies.policy import MIXED, DTypePolicy, FloatDTypePolicy
+from narrowcast.dtype_policies.policy import MIXED, DTypePolicy, FloatDTypePolicy, global_policy
 from narrowcast.errors import PolicyError, PolicyTypeError, closest
 
 __all__ = [
@@ -106,7 +106,7 @@ def register_singleton(policy: DTypePolicy) -> None:
 
 
 def modes() -> tuple[Mode, ...]:
-    """Returns every mode, those of float policies and `keep` first."""
+    """Returns every mode, `float` and `keep` too, in the order in which they were registered."""
     return tuple(_MODES.values())
 
 
@@ -202,9 +202,7 @@ def get(identifier: Any) -> DTypePolicy:
         <DTypePolicy "int8">
     """
     if identifier is None:
-        from narrowcast.dtype_policies.default import dtype_policy
-
-        return dtype_policy()
+        return global_policy()
     if isinstance(identifier, DTypePolicy):
         return identifier
     if isinstance(identifier, Mapping):
@@ -308,8 +306,10 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
             got={"config": config},
             expected="a policy's name, or a mapping with 'class_name' and 'config'",
         )
-    custom = dict(custom_objects or {})
-    policy_class = custom.get(config.get("registered_name")) or custom.get(class_name)
+    names = (name for name in (config.get("registered_name"), class_name) if isinstance(name, str))
+    policy_class = (
+        next((custom_objects[name] for name in names if name in custom_objects), None) if custom_objects else None
+    )
     if policy_class is None and "mode" in fields and class_name in _CLASSES:
         return make(**_quantized_fields(fields))
     policy_class = policy_class or _CLASSES.get(class_name)
