@@ -25,21 +25,25 @@ _COLUMNS = (
     Column("rule"),
     Column("before", is_right=True),
     Column("after", is_right=True),
-    Column("kernel", can_wrap=True),
-    Column("reason", can_wrap=True),
+    Column("notes"),
 )
 _NUMBER = re.compile(r"\d+")
 
 
 def overview(plan: Plan, *, every: bool = False) -> Table:
-    """Returns the plan as a table. See `Plan.table`."""
+    """Returns the plan as a table. See `Plan.table`.
+
+    Kernels and reasons are long and repeat themselves: they stand below the table, once, as numbered notes.
+    """
     shown = [row for row in plan if every or row.site.parameters or _is_told(row)]
     groups = [[row] for row in shown] if every else _fold(shown)
-    cells = [_cells(group) for group in groups]
+    notes: dict[str, int] = {}
+    cells = [_cells(group, notes) for group in groups]
     # A column in which nothing stands would only take room.
     used = [i for i in range(len(_COLUMNS)) if i in (0, 2, 3, 4) or any(_says_something(i, row[i]) for row in cells)]
     rows = tuple(tuple(row[i] for i in used) for row in cells)
-    return Table(tuple(_COLUMNS[i] for i in used), rows, _footer(plan, shown), f"Plan of {plan.tree.name}")
+    footer = (*(f"{number}  {note}" for note, number in notes.items()), *_footer(plan, shown))
+    return Table(tuple(_COLUMNS[i] for i in used), rows, footer, f"Plan of {plan.tree.name}")
 
 
 def _is_told(row: Row) -> bool:
@@ -51,7 +55,7 @@ def _says_something(column: int, cell: str) -> bool:
     return cell not in ("", "1") if _COLUMNS[column].title == "sites" else bool(cell)
 
 
-def _cells(group: Sequence[Row]) -> tuple[str, ...]:
+def _cells(group: Sequence[Row], notes: dict[str, int]) -> tuple[str, ...]:
     first = group[0]
     before, after = (sum(row.bytes_before for row in group), sum(row.bytes_after for row in group))
     path = fold_paths([row.path for row in group])[0] if len(group) > 1 else first.path
@@ -65,9 +69,13 @@ def _cells(group: Sequence[Row]) -> tuple[str, ...]:
         "" if first.rule is None else first.rule or "(root)",
         format_bytes(before) if first.site.parameters else "",
         format_bytes(after) if first.site.parameters else "",
-        first.kernel if first.status in (Status.APPLIED, Status.FELL_BACK) else "",
-        first.reason,
+        " ".join(str(notes.setdefault(note, len(notes) + 1)) for note in _notes(first)),
     )
+
+
+def _notes(row: Row) -> list[str]:
+    changes = row.replaces and row.replaces != row.kernel
+    return [text for text in (f"{row.kernel}, for {row.replaces}" if changes else "", row.reason) if text]
 
 
 def _footer(plan: Plan, shown: Sequence[Row]) -> tuple[str, ...]:

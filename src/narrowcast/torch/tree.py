@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from narrowcast.dtype_policies import DTypePolicy, dtypes
 from narrowcast.errors import ModelError
 from narrowcast.plan.tree import Member, Parameter, Site, Tree
-from narrowcast.torch.kinds import details_of, float_shapes, kind_of, owned_children, qualified
+from narrowcast.torch.kinds import details_of, float_shapes, kind_of, owned_children, qualified, working_module
 from narrowcast.torch.scheme import original_class
 from narrowcast.torch.ties import shared_memory, ties
 
@@ -47,7 +47,7 @@ def tree(model: nn.Module) -> Tree:
     if not isinstance(model, nn.Module):
         raise ModelError("Model is not a PyTorch module", got={"model": model}, expected="an nn.Module")
     found = list(_walk(model).values())
-    tensors = [_tensors(module) for module, _ in found]
+    tensors = [_tensors(working_module(module)) for module, _ in found]
     prefixes = [paths[0].replace("/", ".") + "." if paths[0] else "" for _, paths in found]
     overlaps = shared_memory(tensors)
     members = []
@@ -141,7 +141,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _member(module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor], others: str) -> Member:
-    policy = _policy(module)
+    policy = _policy(working_module(module))
     shapes: Mapping[str, tuple[int, ...]] = {}
     parameters = []
     if policy is not None and policy.quantization_mode is not None:
@@ -151,6 +151,7 @@ def _member(module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor
     for name, tensor in tensors.items():
         if name not in shapes and not is_lazy(tensor):
             parameters.append(Parameter(name, tuple(tensor.shape), _dtype_name(tensor.dtype)))
+    parameters.sort(key=lambda parameter: "." in parameter.name)  # those of owned children last, in either form
     details = details_of(module)
     if others:
         details["shares_memory"] = others
