@@ -16,7 +16,8 @@ from narrowcast.plan.bind import bind
 from narrowcast.plan.plan import Plan, Row
 from narrowcast.torch import fused, scheme
 from narrowcast.torch.carrier import TorchCarrier
-from narrowcast.torch.scheme import Carried, Change
+from narrowcast.torch.kinds import working_module
+from narrowcast.torch.scheme import Change
 from narrowcast.torch.tree import tree
 
 __all__ = ["apply", "dequantize", "modules_by_path", "plan", "plan_of"]
@@ -104,7 +105,7 @@ def dequantize(model: nn.Module) -> nn.Module:
     sources: list[tuple[nn.Module, str, DTypePolicy]] = []
     for site in tree(model):
         for member in site.members:
-            module = model.get_submodule(member.paths[0].replace("/", "."))
+            module = working_module(model.get_submodule(member.paths[0].replace("/", ".")))
             carried = module.__dict__.get("_dtype_policy")
             if carried is None or carried.quantization_mode is None:
                 continue
@@ -172,7 +173,7 @@ def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
             continue
         shared: dict[Any, Any] = {}
         for member in row.site.members:
-            module = modules[member.paths[0]]
+            module = working_module(modules[member.paths[0]])
             carried.add(module)
             if module.__dict__.get("_dtype_policy") == policy:
                 continue

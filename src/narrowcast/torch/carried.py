@@ -36,6 +36,7 @@ class Guarded(Carried):
     """
 
     _narrowcast_variable: torch.dtype
+    _narrowcast_own_dtypes: frozenset[str] = frozenset()  # parameters that keep the dtype they were made with
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         if recurse:
@@ -45,14 +46,15 @@ class Guarded(Carried):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
-        for parameter in self._parameters.values():  # type: ignore[attr-defined]
-            if parameter is not None and parameter.is_floating_point():
+        for name, parameter in self._parameters.items():  # type: ignore[attr-defined]
+            if parameter is not None and parameter.is_floating_point() and name not in self._narrowcast_own_dtypes:
                 parameter.data = parameter.data.to(self._narrowcast_variable)
 
 
 def _keeping_dtypes(module: Any, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """`fn` as `nn.Module._apply` takes it, with the dtype that its result has to have put back."""
     buffers = {id(buffer) for buffer in module._buffers.values()}
+    buffers |= {id(module._parameters.get(name)) for name in module._narrowcast_own_dtypes}
 
     def kept(tensor: Tensor) -> Tensor:
         result = fn(tensor)

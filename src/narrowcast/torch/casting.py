@@ -123,7 +123,9 @@ class FloatScheme(Scheme):
         return changes
 
     def _carrier_for(self, base: type[nn.Module]) -> type[Guarded]:
-        found: type[Guarded] = self._by_forward.get(base.forward, self._carrier)
+        # A class of layers may name its own; see `narrowcast.torch.layers`.
+        own: type[Guarded] | None = getattr(base, "_narrowcast_float_carrier", None)
+        found: type[Guarded] = own or self._by_forward.get(base.forward, self._carrier)
         return found
 
     def undo(self, module: nn.Module, *, shared: MutableMapping[Any, Any] | None = None) -> list[Change]:
@@ -209,8 +211,9 @@ def _converted(
 ) -> list[tuple[nn.Parameter, Tensor]]:
     """The floating parameters that are not in the variable dtype, with their data in it; tied storage stays tied."""
     converted = []
-    for parameter in module._parameters.values():
-        if parameter is None or not parameter.is_floating_point() or parameter.dtype is variable:
+    own_dtypes = getattr(module, "_narrowcast_own_dtypes", ())
+    for name, parameter in module._parameters.items():
+        if parameter is None or not parameter.is_floating_point() or parameter.dtype is variable or name in own_dtypes:
             continue
         data = parameter.data
         key = (data.untyped_storage()._cdata, data.storage_offset(), data.shape, data.stride(), variable)

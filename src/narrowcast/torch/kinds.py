@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from narrowcast.torch.scheme import Carried, original_class
 
-__all__ = ["Kind", "details_of", "float_shapes", "kind_of", "owned_children"]
+__all__ = ["Kind", "details_of", "float_shapes", "kind_of", "owned_children", "state_prefix", "working_module"]
 
 _Shapes = Mapping[str, tuple[int, ...]]
 
@@ -159,6 +159,21 @@ def _record(module: nn.Module) -> Kind | None:
     return _known(cls)
 
 
+def working_module(module: nn.Module) -> nn.Module:
+    """Returns the module that schemes work on at the site of `module`: itself, or the core that computes for it.
+
+    A class says with `_narrowcast_core` that its child `core` does all its arithmetic (the layers of
+    `narrowcast.layers` do). Such a layer is one site at its own path, of the core's kind, with the core's parameters.
+    """
+    core = module._modules.get("core") if getattr(original_class(module), "_narrowcast_core", False) else None
+    return module if core is None else core
+
+
+def state_prefix(module: nn.Module) -> str:
+    """Returns what stands before the names of the parameters of `working_module` in the state of `module`."""
+    return "" if working_module(module) is module else "core."
+
+
 def kind_of(module: nn.Module, *, has_parameters: bool) -> str:
     """Returns the kind of `module`, one of `narrowcast.plan.tree.KINDS`.
 
@@ -166,9 +181,13 @@ def kind_of(module: nn.Module, *, has_parameters: bool) -> str:
         module: the module; if it carries a policy, the kind is that of the class it had before.
         has_parameters: whether it owns parameters. A module without, and with children, is a container.
     """
+    module = working_module(module)
     record = _record(module)
     if record is not None:
         return record.name
+    stated: str | None = getattr(original_class(module), "_narrowcast_kind", None)
+    if stated is not None:
+        return stated
     is_container = not has_parameters and bool(module._modules) and not isinstance(module, ScriptModule)
     return "container" if is_container else "other"
 
@@ -177,6 +196,8 @@ def owned_children(module: nn.Module) -> tuple[str, ...]:
     """Returns the names of the children that belong to the site of `module` and are no sites themselves."""
     if isinstance(module, ScriptModule):
         return tuple(module._modules.keys())  # its own mapping, which does not iterate
+    if working_module(module) is not module:
+        return ("core",)
     record = _record(module)
     if record is not None:
         return record.owns
@@ -186,6 +207,7 @@ def owned_children(module: nn.Module) -> tuple[str, ...]:
 
 def float_shapes(module: nn.Module) -> _Shapes:
     """Returns the shapes of the parameters that a quantized layer keeps in another form, by their float names."""
+    module = working_module(module)
     record = _record(module)
     return record.shapes(module) if record is not None and record.shapes is not None else {}
 
@@ -196,6 +218,10 @@ def details_of(module: nn.Module) -> dict[str, Any]:
     `refuses` is a sentence: no policy at all can be carried out there, and why.
     """
     facts: dict[str, Any] = {}
+    if not getattr(module, "built", True):
+        facts["refuses"] = "a layer that is not built has no shapes yet; build it, or run one batch through the model"
+        return facts
+    module = working_module(module)
     record = _record(module)
     cls: Any = original_class(module)
     if record is not None:

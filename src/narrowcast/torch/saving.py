@@ -21,6 +21,7 @@ from narrowcast.plan.plan import Plan
 from narrowcast.plan.tree import Site, Tree
 from narrowcast.torch import fused, scheme
 from narrowcast.torch.apply import _attach, carries_out, modules_by_path, plan, plan_of
+from narrowcast.torch.kinds import state_prefix, working_module
 from narrowcast.torch.scheme import Change
 from narrowcast.torch.tree import tree
 
@@ -207,7 +208,8 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
             continue
         shared: dict[Any, Any] = {}
         for member in row.site.members:
-            module = modules[member.paths[0]]
+            module = working_module(modules[member.paths[0]])
+            inner = state_prefix(modules[member.paths[0]])
             carried.add(module)
             carrier = scheme.find(policy, member.kind)
             if carrier is None:
@@ -215,7 +217,7 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
                     f"Layer {member.paths[0]!r} was saved with {policy.name!r}, which this version cannot carry out",
                     fix="Load with the version that saved it, or upgrade",
                 )
-            prefix = _prefix(member.paths[0])
+            prefix = _prefix(member.paths[0]) + inner
             local = {name.removeprefix(prefix): t for name, t in remaining.items() if name.startswith(prefix)}
             names = set(local)
             try:
@@ -224,7 +226,7 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
                 raise CheckpointError(f"Layer {member.paths[0]!r} cannot be loaded: {error}") from error
             for path in member.paths:
                 for name in names - set(local):
-                    remaining.pop(_prefix(path) + name, None)
+                    remaining.pop(_prefix(path) + inner + name, None)
             for change in built:
                 # What `prepare` made from the module's own values is not wanted here: the file's values follow.
                 change.new_data.clear()
