@@ -83,7 +83,7 @@ def test_findings_are_warnings_where_they_are_let_through(run: Run, tmp_path: Pa
     ("policy", "message"),
     [
         ("int9", "int9"),
-        ("missing.toml", "missing.toml"),
+        ("missing.toml", "Policy file cannot be read: No such file or directory. Got policy='missing.toml'."),
     ],
 )
 def test_policy_that_does_not_exist_exits_with_1(run: Run, policy: str, message: str) -> None:

@@ -44,7 +44,8 @@ def _numpy(tensors: list[Tensor]) -> np.ndarray:
 
 
 def test_outputs_are_compared_over_all_batches(models: tuple[nn.Module, nn.Module], found: Comparison) -> None:
-    r, y = (_numpy([model(x) for x in _batches()]) for model in models)
+    with torch.inference_mode():
+        r, y = (_numpy([model(x) for x in _batches()]) for model in models)
     # Both sum the same float64 squares; only the order of the additions differs.
     assert found.outputs.relative == pytest.approx(_relative(y, r), rel=1e-12)
     cosine = (y * r).sum() / (np.linalg.norm(y) * np.linalg.norm(r))
@@ -55,8 +56,9 @@ def test_outputs_are_compared_over_all_batches(models: tuple[nn.Module, nn.Modul
 
 def test_own_error_is_on_the_inputs_of_the_reference(models: tuple[nn.Module, nn.Module], found: Comparison) -> None:
     reference, other = models
-    inner = [reference[1](reference[0](x)) for x in _batches()]  # type: ignore[index]
-    r, y = (_numpy([model[2](x) for x in inner]) for model in (reference, other))  # type: ignore[index]
+    with torch.inference_mode():
+        inner = [reference[1](reference[0](x)) for x in _batches()]  # type: ignore[index]
+        r, y = (_numpy([model[2](x) for x in inner]) for model in (reference, other))  # type: ignore[index]
     assert found.layers[1].own == pytest.approx(_relative(y, r), rel=1e-12)
 
 

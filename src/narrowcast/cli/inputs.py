@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.dtype_policies import files
-from narrowcast.errors import ModelError, UnsupportedError
+from narrowcast.errors import ModelError, PolicyFileError, UnsupportedError
 
 __all__ = ["call_address", "need_torch", "open_model", "read_policy"]
 
@@ -39,7 +39,14 @@ def read_policy(policy: str) -> Any:
     """
     path = Path(policy)
     if path.suffix.lower() in (".toml", ".json") or path.is_file():
-        return files.read(path)
+        try:
+            return files.read(path)
+        except OSError as error:
+            raise PolicyFileError(
+                f"Policy file cannot be read: {error.strerror}",
+                got={"policy": policy},
+                expected="a policy file, or the name of one policy",
+            ) from error
     return policy
 
 

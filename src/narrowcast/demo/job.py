@@ -19,12 +19,13 @@ from torch import Tensor
 
 from narrowcast import frameworks
 from narrowcast.demo.encoder import Encoder, documents
-from narrowcast.demo.results import results
+from narrowcast.demo.results import PLAN_WIDTH, results
 from narrowcast.dtype_policies import DTypePolicyMap
 from narrowcast.dtype_policies import files as policy_files
 from narrowcast.errors import CheckpointError
 from narrowcast.observe.latency import measure
 from narrowcast.report import Latency, Report, page
+from narrowcast.report.fitting import fit
 from narrowcast.torch.kernels import has_dot_product
 
 __all__ = ["Steps", "demo_policy", "run"]
@@ -76,7 +77,7 @@ def run(out: Path, steps: Steps = Steps(), *, budget_s: float = 30.0) -> Report:
         before.model = copy.deepcopy(encoder.model)
     with steps.working("Planning"):
         plan = frameworks.plan(encoder.model, demo_policy())
-    steps.say(plan.table())
+    steps.say(fit(plan.table(), PLAN_WIDTH))
     steps.say(plan.explain("encoder/layer/4/attention/self/value"))
 
     with steps.working("Embedding 50 documents in float32"):
@@ -108,7 +109,7 @@ def _latencies(before: Encoder, after: Encoder, texts: list[str], budget_s: floa
                 {"float32": lambda: before.model(**inputs), "int8": lambda: after.model(**inputs)},  # noqa: B023
                 num_rounds=200 if num_texts == 1 else 30,
                 budget_s=budget_s / 2,
-                num_warmups=3,
+                num_warmups=1,
             )
     return found
 

@@ -7,6 +7,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from narrowcast.plan.table import Column, Table
+from narrowcast.report.fitting import fit
 from narrowcast.report.records import Report
 
 __all__ = ["checks_table", "facts_table", "print_table", "rich_table"]
@@ -36,11 +37,12 @@ def rich_table(table: Table) -> RichTable:
         padding=(0, 2, 0, 0),
         header_style="bold",
     )
-    for column in table.columns:
+    for index, column in enumerate(table.columns):
         drawn.add_column(
             Text(column.title),
             justify="right" if column.is_right else "left",
-            no_wrap=not column.can_wrap,
+            # Only the first column, which identifies the row, is broken where nothing else helps.
+            no_wrap=not column.can_wrap and index > 0,
             overflow="fold",
         )
     for row in table.rows:
@@ -49,9 +51,9 @@ def rich_table(table: Table) -> RichTable:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints `table`: by rich in a terminal, as plain lines of full width into a file or a pipe."""
+    """Prints `table`: fitted and coloured in a terminal, as plain lines of full width into a file or a pipe."""
     if console.is_terminal:
-        console.print(rich_table(table))
+        console.print(rich_table(fit(table, console.width)), soft_wrap=False)
     else:
         console.out(table.to_text(), highlight=False)
 

@@ -25,7 +25,7 @@ def tree_table(tree: Tree, *, every: bool = False) -> Table:
     )
     # Most trees carry no policy yet, and need no column for it.
     cells = [0, 1, 2, 3, 4, 5] if any(site.policy is not None for site in tree) else [0, 1, 2, 3, 5]
-    shown = [site for site in tree if every or site.parameters or site.policy is not None]
+    shown = [site for site in tree if every or site.parameters or site.policy is not None] or list(tree)
     rows = [
         (
             _paths(site),
