@@ -33,8 +33,8 @@ from narrowcast.dtype_policies import (
 from narrowcast.dtype_policies.files import read as read_policy
 from narrowcast.dtype_policies.files import write as write_policy
 
-# The package `narrowcast.plan` is imported before its name is taken by the verb; `from narrowcast.plan import ...` still finds
-# the package.
+# The package `narrowcast.plan` is imported before its name is taken by the verb; `from narrowcast.plan import ...`
+# still finds the package.
 from narrowcast.errors import NarrowcastError
 from narrowcast.frameworks import apply, dequantize, load, plan, plan_of, save, tree
 from narrowcast.plan import Plan, Tree

@@ -14,7 +14,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── PathError (KeyError)                  a path that is not in the model
     ├── ModelError (ValueError)               a model (or its address) that cannot be read as a tree
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
-    ├── UnsupportedError (NotImplementedError) a mode or a layer that this version cannot carry out
+    ├── UnsupportedError (NotImplementedError) a mode or layer that this version cannot carry out
     ├── WeightError (ValueError)              values that cannot be quantized: NaN or infinity
     ├── LayerError (ValueError)               an argument, a shape or the state of a layer that does not allow what is asked
     ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used

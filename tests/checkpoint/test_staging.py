@@ -38,9 +38,14 @@ def test_files_replace_older_ones_and_others_stay(tmp_path):
 
 def test_an_error_in_the_block_leaves_the_folder_as_it_was(tmp_path):
     write(tmp_path, data_1="old")
-    with pytest.raises(KeyboardInterrupt), staged(tmp_path, owned=OWNED) as staging:
-        (staging / "data-1").write_text("new")
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with staged(tmp_path, owned=OWNED) as staging:
+            (staging / "data-1").write_text("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data-1"]
     assert read(tmp_path, "data-1") == ["old"]
 
@@ -61,7 +66,8 @@ KILLED = textwrap.dedent(
             return function(*args, **kwargs)
         return wrapper
 
-    for owner, name in ((Path, "rename"), (Path, "replace"), (Path, "unlink"), (Path, "rmdir"), (os, "fsync"), (Path, "write_text")):
+    methods = [(Path, name) for name in ("rename", "replace", "unlink", "rmdir", "write_text")]
+    for owner, name in [*methods, (os, "fsync")]:
         setattr(owner, name, killing(getattr(owner, name)))
     with staged(Path(sys.argv[1]), owned=re.compile(r"data-\\d+")) as staging:
         for name in ("data-1", "data-3", "manifest"):
@@ -106,7 +112,9 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_changes_nothing(tmp_p
         """
     )
     write(tmp_path, data_1="old")
-    out = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
     assert out.startswith(f"CheckpointError Saving to {str(tmp_path)!r} failed: File too large.")
     assert "What the folder held before is unchanged" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data-1"]

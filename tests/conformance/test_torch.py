@@ -135,7 +135,7 @@ def test_a_deep_copy_gives_the_same_and_shares_nothing(case):
 
 
 def test_pickle_and_torch_save_give_the_same(case):
-    model, _, x, kind, _ = case
+    model, _, x, _, _ = case
     expected = run(model, x)
     assert torch.equal(run(pickle.loads(pickle.dumps(model)), x), expected)
     buffer = io.BytesIO()
@@ -164,11 +164,13 @@ def test_a_saved_folder_reloads_bit_equal(case, tmp_path):
 
 
 def test_export_gives_the_same(case):
-    model, _, x, kind, policy = case
+    model, _, x, _, policy = case
     exported = torch.export.export(model, (x,)).module()
     # Eager and exported take the same codes; the order of the scales may differ by a rounding.
     expected = run(model, x)
-    torch.testing.assert_close(first(exported(x)), expected, rtol=2e-2 if "16" in policy else 1e-5, atol=1e-5 if "16" not in policy else 2e-2)
+    torch.testing.assert_close(
+        first(exported(x)), expected, rtol=2e-2 if "16" in policy else 1e-5, atol=1e-5 if "16" not in policy else 2e-2
+    )
 
 
 def test_full_graph_compile_gives_the_same_with_and_without_gradients(case):
@@ -187,7 +189,9 @@ def test_full_graph_compile_gives_the_same_with_and_without_gradients(case):
         model(plain).float().pow(2).sum().backward()
         compiled(traced).float().pow(2).sum().backward()
         scale = plain.grad.abs().max().item()
-        torch.testing.assert_close(traced.grad, plain.grad, rtol=tolerance["rtol"], atol=tolerance["atol"] * max(scale, 1))
+        torch.testing.assert_close(
+            traced.grad, plain.grad, rtol=tolerance["rtol"], atol=tolerance["atol"] * max(scale, 1)
+        )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -209,7 +213,9 @@ def test_gradients_arrive_in_the_variable_dtype(case):
     model, site, x, _, _ = case
     if x.is_floating_point():
         x.requires_grad_()
-    first(model(x)).float().sum().backward() if any(p.requires_grad for p in model.parameters()) or x.requires_grad else None
+    first(model(x)).float().sum().backward() if any(
+        p.requires_grad for p in model.parameters()
+    ) or x.requires_grad else None
     wanted = getattr(torch, site.dtype_policy.variable_dtype)
     for parameter in model.parameters():
         assert parameter.dtype == wanted
@@ -238,7 +244,7 @@ def test_threads_that_call_at_once_all_get_the_same(case):
 
 
 def test_an_outer_autocast_does_not_overrule_the_policy(case):
-    model, _, x, kind, policy = case
+    model, _, x, _, policy = case
     expected = run(model, x)
     with torch.autocast("cpu", dtype=torch.bfloat16 if "bfloat16" not in policy else torch.float16):
         assert torch.equal(run(model, x), expected)
@@ -255,7 +261,7 @@ def test_stored_tensors_are_the_same_after_a_move(case):
 
 
 def test_training_steps_change_what_is_trainable_and_only_that(case):
-    model, _, x, kind, policy = case
+    model, _, x, kind, _ = case
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable or kind == "batch norm":
         return

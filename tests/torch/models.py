@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class TinyLM(nn.Module):
-    """A language model: ids `(batch, length)` to logits `(batch, length, vocabulary)`; its head is tied to its embedding."""
+    """A language model: ids `(batch, length)` to logits `(batch, length, vocabulary)`; head and embedding are tied."""
 
     def __init__(self, vocabulary: int = 40, width: int = 32, num_blocks: int = 2) -> None:
         super().__init__()

@@ -20,7 +20,12 @@ EVERYWHERE = {"embedding": "int8", r"blocks/\d+/(attention|up|down)": "int8", r"
 def snapshot(model):
     """Everything that must not change when an apply fails: classes, dicts, tensors by identity and value."""
     return [
-        (module, type(module), dict(module.__dict__), {n: (t, t.clone()) for n, t in module.named_parameters(recurse=False)})
+        (
+            module,
+            type(module),
+            dict(module.__dict__),
+            {n: (t, t.clone()) for n, t in module.named_parameters(recurse=False)},
+        )
         for module in model.modules()
     ]
 
@@ -174,7 +179,9 @@ def test_another_mode_on_a_quantized_layer_is_refused():
         narrowcast.apply(model, {"blocks/0/up": "int8/weight"})
 
 
-@pytest.mark.parametrize("policy", ["gptq/4/128", "awq/4/64", "int4/128", "mxfp8", "nvfp4", "float8_from_mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["gptq/4/128", "awq/4/64", "int4/128", "mxfp8", "nvfp4", "float8_from_mixed_bfloat16"]
+)
 def test_a_mode_that_is_not_carried_out_yet_says_so(policy):
     model = tiny_lm()
     before = snapshot(model)

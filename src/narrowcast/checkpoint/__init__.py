@@ -1,4 +1,4 @@
-"""Saved models: safetensors beside `narrowcast.json`, written so that a killed save leaves the old files or the new ones."""
+"""Saved models: safetensors beside `narrowcast.json`. A killed save leaves the old files or the new ones."""
 
 from narrowcast.checkpoint.manifest import FORMAT_VERSION, Manifest
 from narrowcast.checkpoint.staging import locate, staged

@@ -1,7 +1,7 @@
 """`narrowcast.json`: the author's map and the resolved plan, beside the tensors.
 
-The file is JSON with one format version. A reader refuses a newer version and says so, and never guesses at fields that it
-does not know.
+The file is JSON with one format version. A reader refuses a newer version and says so, and never guesses at fields
+that it does not know.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from narrowcast import dtype_policies
 from narrowcast.checkpoint.staging import locate

@@ -1,8 +1,9 @@
 """Several files that change together: all of them or none, also when the process is killed or the disk is full.
 
-New files are written to a staging folder inside the target folder and forced to disk. One rename then turns the staging folder into
-the commit folder: that is the moment at which the new files count. Moving them to their final names comes after and can be
-interrupted at will: a reader looks in the commit folder first (`locate`), and the next save finishes the move.
+New files are written to a staging folder inside the target folder and forced to disk. One rename then turns the staging
+folder into the commit folder: that is the moment at which the new files count. Moving them to their final names comes
+after and can be interrupted at will: a reader looks in the commit folder first (`locate`), and the next save finishes
+the move.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def locate(folder: Path, name: str) -> Path:
         )
     committed = folder / _COMMIT / name
     path = committed if committed.exists() or name in _stale(folder) else folder / name
-    # A link may stay within a folder (some caches link their files), and may not be a way to read other files of the machine
-    # by a name that the folder's author chose: safetensors checks what it reads, so a link is followed only to a regular file.
+    # Links are followed, since caches of models link their files, but only to a regular file: a device or a pipe would
+    # make the reader wait without end.
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError(f"{name!r} in the saved folder is not a regular file", fix="Save the model again")
     return path
@@ -54,7 +55,7 @@ def locate(folder: Path, name: str) -> Path:
 
 @contextmanager
 def staged(folder: Path, *, owned: re.Pattern[str]) -> Iterator[Path]:
-    """Gives a folder to write into; when the block ends without an error, its files replace those of `folder` at once.
+    """Gives a folder to write into; when the block ends without an error, its files replace those of `folder`.
 
     Args:
         folder: the target; made if missing. Files in it that are not replaced stay, except those that match `owned`.
@@ -125,7 +126,7 @@ def _is_abandoned(staging: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Forces a file or a folder's entries to disk. Folders cannot be opened on Windows, where a rename needs no sync."""
+    """Forces a file or a folder's entries to disk. Windows cannot open folders, and its renames need no sync."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:

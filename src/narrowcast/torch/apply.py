@@ -221,5 +221,3 @@ def _check_made_for(chosen: Plan, model: nn.Module) -> None:
         ],
         fix="Make the plan again with `narrowcast.plan(model, policy)`",
     )
-
-

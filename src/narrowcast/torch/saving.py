@@ -51,7 +51,9 @@ def save(model: nn.Module, folder: str | Path, *, max_shard_bytes: int = DEFAULT
     """
     if type(max_shard_bytes) is not int or max_shard_bytes < 1:
         raise ModelError(
-            "A shard's size is not usable", got={"max_shard_bytes": max_shard_bytes}, expected="a whole number of bytes, at least 1"
+            "A shard's size is not usable",
+            got={"max_shard_bytes": max_shard_bytes},
+            expected="a whole number of bytes, at least 1",
         )
     tensors, aliases = _unshare(_state(model))
     present = plan(model, DTypePolicyMap())
@@ -136,7 +138,9 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
                 fix="Keep such state in a buffer",
             )
         if value.is_meta:
-            raise ModelError(f"Parameter {name!r} is on the meta device and has no values", fix="Load the weights first")
+            raise ModelError(
+                f"Parameter {name!r} is on the meta device and has no values", fix="Load the weights first"
+            )
         state[name] = value.detach()
     return state
 
@@ -149,7 +153,13 @@ def _unshare(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str
     storages: set[int] = set()
     for name, tensor in state.items():
         # An empty tensor has no memory to share, and all empty tensors look alike.
-        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        key = (
+            tensor.untyped_storage()._cdata,
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+        )
         if tensor.numel() and key in first:
             aliases[name] = first[key]
             continue
@@ -266,7 +276,9 @@ def _fill(
                         missing.append(f"tensor {full!r} is in the model and not in the file")
                     continue
                 if value.shape != present.shape:
-                    missing.append(f"tensor {full!r} is {tuple(value.shape)} in the file, {tuple(present.shape)} in the model")
+                    missing.append(
+                        f"tensor {full!r} is {tuple(value.shape)} in the file, {tuple(present.shape)} in the model"
+                    )
                     continue
                 if change is None:
                     change = changes[module] = Change.of(module)
