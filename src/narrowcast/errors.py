@@ -16,7 +16,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
     ├── UnsupportedError (NotImplementedError) a mode or layer that this version cannot carry out
     ├── WeightError (ValueError)              values that cannot be quantized: NaN or infinity
-    ├── LayerError (ValueError)               an argument, a shape or the state of a layer that does not allow what is asked
+    ├── UnsupportedError (NotImplementedError) a mode or layer this version cannot carry out
     ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used
     └── CheckpointError (ValueError)          a saved model: corrupt, incomplete, of a newer format
         └── TreeMismatchError                 a saved model whose layers are not those of the model given

@@ -59,7 +59,7 @@ def staged(folder: Path, *, owned: re.Pattern[str]) -> Iterator[Path]:
 
     Args:
         folder: the target; made if missing. Files in it that are not replaced stay, except those that match `owned`.
-        owned: matches the names of files that belong to the saved model: old ones that are not written again are removed.
+        owned: matches the names of files that belong to the saved model: those not written again are removed.
 
     Raises:
         CheckpointError: the files cannot be written (disk full, no permission). The folder is as it was.
