@@ -104,10 +104,8 @@ def _walk(model: nn.Module) -> dict[int, tuple[nn.Module, list[str]]]:
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """The parameters of a site by name; those of the children it owns with their dotted names."""
     tensors: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None}
-    for child_name in owned_children(module):
-        child = module._modules.get(child_name)
-        if child is not None:
-            tensors |= {f"{child_name}.{name}": p for name, p in child.named_parameters(remove_duplicate=False)}
+    for child_name, child in _owned(module):
+        tensors |= {f"{child_name}.{name}": p for name, p in child.named_parameters(remove_duplicate=False)}
     if _is_quantized(module):
         # The stored form stands in for the float parameter of the same name, so that ties survive quantizing.
         for name in float_shapes(module):
@@ -120,10 +118,16 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The buffers of a module, those of the children it owns too."""
     yield from ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
-    for child_name in owned_children(module):
-        child = module._modules.get(child_name)
-        if child is not None:
-            yield from ((f"{child_name}.{name}", b) for name, b in child.named_buffers(remove_duplicate=False))
+    for child_name, child in _owned(module):
+        yield from ((f"{child_name}.{name}", b) for name, b in child.named_buffers(remove_duplicate=False))
+
+
+def _owned(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children that belong to the site of `module`, by name."""
+    names = owned_children(module)
+    if names:
+        # Of the mapping that script modules have, only `items` is sure to work.
+        yield from ((name, child) for name, child in module._modules.items() if name in names and child is not None)
 
 
 def _is_quantized(module: nn.Module) -> bool:
