@@ -19,13 +19,12 @@ from torch import Tensor
 
 from narrowcast import frameworks
 from narrowcast.demo.encoder import Encoder, documents
-from narrowcast.demo.results import PLAN_WIDTH, results
+from narrowcast.demo.results import results
 from narrowcast.dtype_policies import DTypePolicyMap
 from narrowcast.dtype_policies import files as policy_files
 from narrowcast.errors import CheckpointError
 from narrowcast.observe.latency import measure
 from narrowcast.report import Latency, Report, page
-from narrowcast.report.fitting import fit
 from narrowcast.torch.kernels import has_dot_product
 
 __all__ = ["Steps", "demo_policy", "run"]
@@ -77,7 +76,7 @@ def run(out: Path, steps: Steps = Steps(), *, budget_s: float = 30.0) -> Report:
         before.model = copy.deepcopy(encoder.model)
     with steps.working("Planning"):
         plan = frameworks.plan(encoder.model, demo_policy())
-    steps.say(fit(plan.table(), PLAN_WIDTH))
+    steps.say(plan.table())
     steps.say(plan.explain("encoder/layer/4/attention/self/value"))
 
     with steps.working("Embedding 50 documents in float32"):

@@ -22,19 +22,14 @@ from narrowcast.report import (
     Series,
     read_environment,
 )
-from narrowcast.report.fitting import fit
 
-__all__ = ["MAX_LOSS", "MIN_COSINE", "PLAN_WIDTH", "results"]
+__all__ = ["MAX_LOSS", "MIN_COSINE", "results"]
 
 MIN_COSINE = 0.997
 """What per-token scales for activations keep on this encoder; with one scale a tensor it falls to 0.94."""
 
 MAX_LOSS = 0.02
 """How far a correlation with the human ratings may fall. The ratings' own noise moves it by more than that."""
-
-
-PLAN_WIDTH = 132
-"""Characters of a line of the plan: what a wide terminal and the page show without scrolling."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ def results(
         sections=(
             Section(
                 "Plan",
-                fit(plan.table(), PLAN_WIDTH),
+                plan.table(),
                 "What each rule does at each layer, known before a tensor was touched.",
             ),
         ),

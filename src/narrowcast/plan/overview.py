@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("kind"),
     Column("policy"),
     Column("status"),
-    Column("rule"),
+    Column("rule", can_wrap=True),
     Column("before", is_right=True),
     Column("after", is_right=True),
     Column("notes"),

@@ -7,7 +7,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from narrowcast.plan.table import Column, Table
-from narrowcast.report.fitting import fit
 from narrowcast.report.records import Report
 
 __all__ = ["checks_table", "facts_table", "print_table", "rich_table"]
@@ -51,9 +50,9 @@ def rich_table(table: Table) -> RichTable:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints `table`: fitted and coloured in a terminal, as plain lines of full width into a file or a pipe."""
+    """Prints `table`: fitted to its width and coloured in a terminal, as plain lines of full width into a file or a pipe."""
     if console.is_terminal:
-        console.print(rich_table(fit(table, console.width)), soft_wrap=False)
+        console.print(rich_table(table), soft_wrap=False)
     else:
         console.out(table.to_text(), highlight=False)
 
