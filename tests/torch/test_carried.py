@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from narrowcast.errors import ModelError
+from narrowcast.dtype_policies import get
+from narrowcast.errors import ModelError, UnsupportedError
+from narrowcast.torch import apply, scheme
 from narrowcast.torch.scheme import Carried
 
 from .floats import put, put_on_all, randn
@@ -212,37 +219,115 @@ def test_parametrization_registered_after_the_policy_works_and_is_removed():
 
 
 def test_policy_cannot_be_taken_from_under_a_parametrization():
-    from narrowcast.dtype_policies import get
-    from narrowcast.errors import UnsupportedError
-    from narrowcast.torch import scheme
-
     linear = put(nn.Linear(6, 4), "mixed_bfloat16")
     torch.nn.utils.parametrizations.weight_norm(linear)
     with pytest.raises(UnsupportedError, match="its class was changed after it got this one"):
         scheme.find(get("float32"), "linear").undo(linear)
 
 
-def test_fully_sharded_training_on_top_works(tmp_path):
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+@pytest.fixture
+def mesh(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-        try:
-            model = nn.Sequential(put(nn.Linear(6, 4), "mixed_bfloat16"), put(nn.LayerNorm(4), "mixed_bfloat16"))
-            x = randn(3, 6)
-            expected = model(x)
-            mesh = init_device_mesh("cpu", (1,))
-            fully_shard(model[0], mesh=mesh)
-            fully_shard(model, mesh=mesh)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-            out = model(x)
-            out.sum().backward()
-            optimizer.step()
-            assert torch.equal(out, expected)
-            assert model[0].weight.grad.dtype is torch.float32
-            assert not torch.equal(model(x), expected)
-        finally:
-            dist.destroy_process_group()
+        yield init_device_mesh("cpu", (1,))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("mixed", [MixedPrecisionPolicy(), MixedPrecisionPolicy(param_dtype=torch.bfloat16)])
+def test_fully_sharded_training_on_top_works(mesh, mixed):
+    model = nn.Sequential(put(nn.Linear(6, 4), "mixed_bfloat16"), put(nn.LayerNorm(4), "mixed_bfloat16"))
+    x = randn(3, 6)
+    expected = model(x)
+    fully_shard(model[0], mesh=mesh, mp_policy=mixed)
+    fully_shard(model, mesh=mesh, mp_policy=mixed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    out = model(x)
+    out.sum().backward()
+    optimizer.step()
+    # Where torch rounds the norm's parameters too, its output moves by up to two roundings to bfloat16.
+    limit = 0 if mixed.param_dtype is None else 2 * 2.0**-8 * expected.abs().max().item()
+    assert (out.float() - expected.float()).abs().max().item() <= limit
+    assert model[0].weight.grad.dtype is torch.float32
+    assert not torch.equal(model(x), expected)
+
+
+def test_layer_that_is_sharded_already_is_refused(mesh):
+    linear = nn.Linear(6, 4)
+    fully_shard(linear, mesh=mesh)
+    with pytest.raises(UnsupportedError, match="apply the policy before fully_shard"):
+        put(linear, "mixed_bfloat16")
+
+
+def test_distributed_data_parallel_training_on_top_works(mesh):
+    model = put_on_all(Net(), "mixed_bfloat16")
+    parallel = nn.parallel.DistributedDataParallel(model)
+    out = parallel(randn(3, 6))
+    out.float().sum().backward()
+    assert out.dtype is torch.bfloat16
+    assert model.linear.weight.grad.dtype is torch.float32
+
+
+def test_innermost_policy_wins_for_its_own_inputs_and_parameters():
+    class Middle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.inner(x)
+            return x.dtype, (x * self.gain).dtype, y.dtype
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+            self.middle = Middle()
+
+        def forward(self, x):
+            return (x * self.gain).dtype, *self.middle(x)
+
+    model = apply(Outer(), {"": "float64", "middle": "mixed_bfloat16", "middle/inner": "float32"})
+    assert model(torch.ones(2, 4)) == (torch.float64, torch.bfloat16, torch.bfloat16, torch.float32)
+
+
+def test_author_code_is_not_overruled_by_autocast_either():
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(randn(4, 4))
+
+        def forward(self, x):
+            return x @ self.matrix
+
+    module = put(Product(), "float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(randn(2, 4)).dtype is torch.float32
+
+
+SCRIPT = """
+import sys, torch
+folder = sys.argv[1]
+for name in ("linear", "attention", "recurrent", "norm"):
+    module, inputs, expected = torch.load(f"{folder}/{name}.pt", weights_only=False)
+    got = module(*inputs)
+    got = got[0] if isinstance(got, tuple) else got
+    assert torch.equal(got, expected), name
+    assert module.dtype_policy.name == "mixed_bfloat16", name
+"""
+
+
+def test_saved_modules_open_in_a_new_process(tmp_path):
+    x = randn(3, 2, 8)
+    for name, module, inputs in (
+        ("linear", nn.Linear(8, 4), (x,)),
+        ("attention", nn.MultiheadAttention(8, 2), (x, x, x)),
+        ("recurrent", nn.LSTM(8, 4), (x,)),
+        ("norm", nn.LayerNorm(8), (x,)),
+    ):
+        out = put(module, "mixed_bfloat16")(*inputs)
+        expected = out[0] if isinstance(out, tuple) else out
+        torch.save((module, inputs, expected.detach()), tmp_path / f"{name}.pt")
+    done = subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -231,7 +231,7 @@ def test_verdict_counts_floating_bytes_in_the_variable_dtype():
     "policy, kind, kernel",
     [
         ("float32", "linear", "float32 gemm"),
-        ("float64", "conv", "float64 gemm"),
+        ("float64", "conv", "float64 convolution"),
         ("mixed_bfloat16", "embedding", "rows gathered, cast to bfloat16, float32 master weights"),
         ("mixed_float16", "norm", "float32 inside, float16 out, float32 master weights"),
         ("mixed_float16", "loss", "float32, float32 master weights"),

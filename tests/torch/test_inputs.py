@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from narrowcast import arrays
 from narrowcast.torch.inputs import cast_arguments, cast_floats, cast_mask
 
 Pair = namedtuple("Pair", "left right")
@@ -107,6 +110,36 @@ def test_arrays_of_numpy_follow_the_same_rule():
     cast = cast_floats({"a": np.ones(2, np.float32), "b": np.arange(2)}, torch.float64)
     assert cast["a"].dtype == np.float64
     assert cast["b"].dtype == np.arange(2).dtype
+
+
+LEAVES = st.sampled_from([FLOAT, torch.arange(2), np.ones(2, np.float32), 1.5, "text", None])
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner),
+        st.dictionaries(st.sampled_from("abc"), inner).map(OrderedDict),
+        st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
+        inner.map(Batch),
+    ),
+)
+
+
+def described(tree):
+    """The types of everything in a tree, and the dtypes of its arrays."""
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        return type(tree), str(tree.dtype)
+    if isinstance(tree, dict):
+        return type(tree), {key: described(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree), [described(item) for item in tree]
+    return (type(tree), described(tree.values)) if isinstance(tree, Batch) else tree
+
+
+@given(TREES)
+def test_fast_form_does_what_the_general_one_does(tree):
+    assert described(cast_floats(tree, torch.float64)) == described(arrays.cast_floating(tree, "float64"))
 
 
 def test_gradients_flow_through_the_cast():

@@ -46,7 +46,7 @@ class TorchCarrier:
         """Says what runs at `site` now, in words; `''` where it has no floating parameters."""
         if site.dtype is None:
             return ""
-        return describe_kernel(site.members[0], site.dtype)
+        return describe_kernel(site.members[0], site.dtype, site.device)
 
 
 def _article(kind: str) -> str:

@@ -262,6 +262,10 @@ def _widening_gemm(dtype: str, device: str) -> str:
     return describe_gemm(dtype, device, widens=True)
 
 
+def _convolution(dtype: str, device: str) -> str:
+    return describe_gemm(dtype, device, widens=True).replace("gemm", "convolution")
+
+
 def _gather(dtype: str, device: str) -> str:
     return f"rows gathered, cast to {dtype}"
 
@@ -283,6 +287,7 @@ def _nothing(dtype: str, device: str) -> str:
 
 
 _NATIVE: dict[str, Callable[[str, str], str]] = {
+    "conv": lambda dtype, device: _native_gemm(dtype, device).replace("gemm", "convolution"),
     "embedding": lambda dtype, device: f"rows gathered in {dtype}",
     "norm": lambda dtype, device: dtype,
     "softmax": lambda dtype, device: dtype,
@@ -300,7 +305,7 @@ _TRANSPOSED = {cls.forward: ConvTransposeCast for cls in (nn.ConvTranspose1d, nn
 _BY_KIND = {
     "linear": FloatScheme(KnownCast, {nn.Linear.forward: LinearCast}, kernel=_widening_gemm),
     "embedding": FloatScheme(EmbeddingCast, kernel=_gather),
-    "conv": FloatScheme(KnownCast, {**_CONVOLUTIONS, **_TRANSPOSED}, kernel=_widening_gemm),
+    "conv": FloatScheme(KnownCast, {**_CONVOLUTIONS, **_TRANSPOSED}, kernel=_convolution),
     "norm": FloatScheme(UpCast, kernel=_wide),
     "softmax": FloatScheme(UpCast, kernel=_wide),
     "loss": FloatScheme(UpCastLoss, kernel=_wide_loss),

@@ -257,4 +257,6 @@ def _refusal(module: nn.Module) -> str:
         )
     if not isinstance(module, Carried) and any(isinstance(module.__dict__.get(n), Tensor) for n in ("weight", "bias")):
         return "its weight is a plain tensor, not a parameter"
+    if not isinstance(module, Carried) and any(type(p).__name__ == "DTensor" for p in module._parameters.values()):
+        return "its parameters are sharded already; apply the policy before fully_shard"
     return ""
