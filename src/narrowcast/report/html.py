@@ -39,7 +39,7 @@ def page(report: Report) -> str:
 
     Example:
         >>> from narrowcast.report import Report, read_environment
-        >>> page(Report("Before & after", "Nothing was measured.", read_environment())).splitlines()[7]
+        >>> page(Report("Before & after", "Nothing was measured.", read_environment())).splitlines()[6]
         '<title>Before &amp; after</title>'
     """
     templates = Templates(

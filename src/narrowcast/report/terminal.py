@@ -50,7 +50,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints `table`: fitted to its width and coloured in a terminal, as plain lines of full width into a file or a pipe."""
+    """Prints `table`: coloured and fitted to its width in a terminal, as plain lines into a file or a pipe."""
     if console.is_terminal:
         console.print(rich_table(table), soft_wrap=False)
     else:
