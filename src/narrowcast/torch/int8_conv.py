@@ -1,0 +1,71 @@
+"""Convolutions on 8-bit weights, one scale for each output channel; the arithmetic stays float."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from narrowcast.dtype_policies import DTypePolicy, registry
+from narrowcast.plan.tree import Member
+from narrowcast.torch.conv import ConvCast, ConvTransposeCast
+from narrowcast.torch.gemm import describe_gemm
+from narrowcast.torch.int8_plan import describe_weights_only
+from narrowcast.torch.int8_scheme import Int8Scheme, Int8Weights
+from narrowcast.torch.scheme import register
+
+__all__ = ["Int8Conv", "Int8ConvTranspose"]
+
+
+class Int8Conv(Int8Weights, ConvCast):
+    """A convolution whose weight is dequantized at each call, in the compute dtype.
+
+    Numerics:
+        That of the convolution on `weight`.
+    """
+
+
+class Int8ConvTranspose(Int8Weights, ConvTransposeCast):
+    """A transposed convolution. Its codes stand output channels first, unlike its weight.
+
+    The weight is (in, out / groups, ...), its groups along the first axis; the codes are (out, in / groups, ...).
+    """
+
+    @staticmethod
+    def _to_rows(module: Any, weight: Tensor) -> Tensor:
+        return _exchange(weight, module.groups)
+
+    @staticmethod
+    def _from_rows(module: Any, weight: Tensor) -> Tensor:
+        return _exchange(weight, module.groups)
+
+
+def _exchange(weight: Tensor, num_groups: int) -> Tensor:
+    """From (g * a, b, ...) to (g * b, a, ...); its own inverse."""
+    first, second, *kernel = weight.shape
+    grouped = weight.reshape(num_groups, first // num_groups, second, *kernel)
+    return grouped.transpose(1, 2).reshape(num_groups * second, first // num_groups, *kernel)
+
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class ConvScheme(Int8Scheme):
+    """Carries out `int8` and `int8/weight`, which are the same at convolutions."""
+
+    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+        return Int8ConvTranspose if issubclass(base, _TRANSPOSED) else Int8Conv
+
+    def _rows(self, member: Member, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if not member.detail("transposed"):
+            return shape
+        num_groups = member.detail("groups", 1)
+        return (shape[1] * num_groups, shape[0] // num_groups, *shape[2:])
+
+    def _describe(self, member: Member, policy: DTypePolicy, device: str) -> tuple[str, str, int]:
+        gemm = describe_gemm(str(policy.compute_dtype), device, widens=True).replace("gemm", "convolution")
+        return describe_weights_only(gemm, registry.mode_of(policy).name)
+
+
+register("int8", ["conv"], ConvScheme())
+register("int8/weight", ["conv"], ConvScheme())
