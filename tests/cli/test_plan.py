@@ -15,7 +15,7 @@ def test_without_a_policy_the_layers_are_listed(run: Run) -> None:
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["path", "kind", "class", "parameters", "bytes"]
     assert ["0", "linear", "Linear", "weight", "64×64", "float32,", "bias", "64", "float32", "16.6", "kB"] in lines
-    assert "5 sites, 6,368 parameters, 25.5 kB; 2 without parameters not shown" in done.out
+    assert "5 layers, 6,368 parameters, 25.5 kB; 2 without parameters not shown" in done.out
 
 
 def test_all_shows_layers_without_parameters_too(run: Run) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narrowcast.plan import Tree
-from narrowcast.plan.overview import fold_paths
+from narrowcast.plan.folding import fold_paths
 from tests.plan.models import encoder, plan, site, tied
 
 TABLE = """\

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.plan.estimate import Totals
-from narrowcast.plan.overview import fold_paths
+from narrowcast.plan.folding import fold_paths
 from narrowcast.plan.plan import Plan, Row
 from narrowcast.plan.table import Column, Table, format_bytes
 

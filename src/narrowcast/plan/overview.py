@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 from narrowcast.plan.carrier import Status
+from narrowcast.plan.folding import fold, fold_paths
 from narrowcast.plan.table import Column, Table, format_bytes
 
 if TYPE_CHECKING:
     from narrowcast.plan.plan import Plan, Row
 
-__all__ = ["fold_paths", "overview"]
+__all__ = ["overview"]
 
 _COLUMNS = (
     Column("path"),
@@ -27,7 +25,6 @@ _COLUMNS = (
     Column("after", is_right=True),
     Column("notes"),
 )
-_NUMBER = re.compile(r"\d+")
 
 
 def overview(plan: Plan, *, every: bool = False) -> Table:
@@ -87,58 +84,13 @@ def _footer(plan: Plan, shown: Sequence[Row]) -> tuple[str, ...]:
     return (f"{len(shown):,} layers: {told or 'none with parameters'}{hidden}", *plan.totals.lines(), *warnings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What rows must have in common to be folded."""
-
-    path: str
-    kinds: tuple[str, ...]
-    rest: tuple[object, ...]
-
-
 def _fold(rows: Iterable[Row]) -> list[list[Row]]:
-    """Groups rows that say the same of paths which differ only in their numbers, where these are every combination."""
-    groups: dict[_Shape, list[Row]] = {}
-    for row in rows:
-        shapes = tuple(parameter.shape for parameter in row.site.parameters)
-        rest = (row.given, row.status, row.rule, row.reason, row.kernel, row.casts_inputs, shapes, len(row.site.paths))
-        key = _Shape(_NUMBER.sub("#", row.path), row.site.kinds, rest)
-        if len(row.site.paths) > 1:
-            key = _Shape(row.path, row.site.kinds, rest)  # a shared layer shows all its paths
-        groups.setdefault(key, []).append(row)
-    folded: list[list[Row]] = []
-    for group in groups.values():
-        if len(group) == 1 or len(fold_paths([row.path for row in group])) == 1:
-            folded.append(group)
-        else:
-            folded += [[row] for row in group]
-    order = {id(row): number for number, group in enumerate(groups.values()) for row in group}
-    return sorted(folded, key=lambda group: order[id(group[0])])
+    """Groups rows that say the same of paths which differ only in their numbers."""
+    return fold(rows, path=lambda row: row.path, alike=_said)
 
 
-def fold_paths(paths: Sequence[str]) -> list[str]:
-    """Returns one path that stands for all, or the paths as they are where their numbers are not every combination.
-
-    Example:
-        >>> fold_paths(["layer/0/query", "layer/1/query", "layer/2/query", "layer/4/query"])
-        ['layer/{0..2,4}/query']
-        >>> fold_paths(["layer/0/expert/1", "layer/1/expert/0"])
-        ['layer/0/expert/1', 'layer/1/expert/0']
-    """
-    numbers = [tuple(map(int, _NUMBER.findall(path))) for path in paths]
-    texts = _NUMBER.split(paths[0])
-    places = [sorted(set(values)) for values in zip(*numbers, strict=True)]
-    if set(numbers) != set(product(*places)) or len(numbers) != len(set(numbers)):
-        return list(paths)
-    braces = [str(values[0]) if len(values) == 1 else "{" + _ranges(values) + "}" for values in places]
-    return ["".join(text + brace for text, brace in zip(texts, [*braces, ""], strict=True))]
-
-
-def _ranges(values: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+def _said(row: Row) -> tuple[object, ...]:
+    """What rows must have in common to be folded."""
+    shapes = tuple(parameter.shape for parameter in row.site.parameters)
+    shared = row.path if len(row.site.paths) > 1 else None  # a shared layer shows all its paths
+    return (row.site.kinds, row.given, row.status, row.rule, row.reason, row.kernel, row.casts_inputs, shapes, shared)

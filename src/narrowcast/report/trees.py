@@ -2,55 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from narrowcast.plan.folding import fold, fold_paths
 from narrowcast.plan.table import Column, Table, format_bytes
 from narrowcast.plan.tree import Site, Tree
 
 __all__ = ["tree_table"]
 
+_COLUMNS = (
+    Column("path"),
+    Column("layers", is_right=True),
+    Column("kind"),
+    Column("class"),
+    Column("parameters", can_wrap=True),
+    Column("policy", can_wrap=True),
+    Column("bytes", is_right=True),
+)
+
 
 def tree_table(tree: Tree, *, every: bool = False) -> Table:
-    """Returns one row a site.
+    """Returns one row a layer, layers that differ only in the numbers of their paths folded into one.
 
     Args:
         tree: the tree.
-        every: whether containers and sites without parameters are shown; otherwise only the last line counts them.
+        every: whether each layer has a row of its own, those without parameters too.
     """
-    columns = (
-        Column("path"),
-        Column("kind"),
-        Column("class"),
-        Column("parameters", can_wrap=True),
-        Column("policy", can_wrap=True),
-        Column("bytes", is_right=True),
-    )
-    # Most trees carry no policy yet, and need no column for it.
-    cells = [0, 1, 2, 3, 4, 5] if any(site.policy is not None for site in tree) else [0, 1, 2, 3, 5]
     shown = [site for site in tree if every or site.parameters or site.policy is not None] or list(tree)
-    rows = [
-        (
-            _paths(site),
-            " and ".join(site.kinds),
-            site.class_name.rsplit(".", 1)[-1],
-            ", ".join(f"{p.name} {_shape(p.shape)} {p.dtype}" for p in site.parameters),
-            site.policy.name or "" if site.policy is not None else "",
-            format_bytes(site.num_bytes) if site.parameters else "",
-        )
-        for site in shown
-    ]
-    num_parameters = sum(parameter.num_elements for site in tree for parameter in site.parameters)
-    footer = f"{tree.name}: {len(tree):,} sites, {num_parameters:,} parameters, {format_bytes(tree.num_bytes)}"
-    hidden = len(tree) - len(shown)
-    if hidden:
-        footer += f"; {hidden:,} without parameters not shown"
+    groups = [[site] for site in shown] if every else fold(shown, path=lambda site: site.path, alike=_said)
+    cells = [_cells(group) for group in groups]
+    # A column in which nothing stands would only take room.
+    used = [i for i, column in enumerate(_COLUMNS) if column.title != "policy" or any(row[i] for row in cells)]
+    if all(len(group) == 1 for group in groups):
+        used.remove(1)
     return Table(
-        tuple(columns[cell] for cell in cells), tuple(tuple(row[cell] for cell in cells) for row in rows), (footer,)
+        tuple(_COLUMNS[i] for i in used),
+        tuple(tuple(row[i] for i in used) for row in cells),
+        (_footer(tree, num_hidden=len(tree) - len(shown)),),
     )
 
 
-def _paths(site: Site) -> str:
-    """The path; the root has a name here, and other paths of the same site follow."""
-    first, *others = site.paths
-    return (first or "(root)") + (f" = {', '.join(others)}" if others else "")
+def _said(site: Site) -> tuple[object, ...]:
+    """What layers must have in common to be folded."""
+    shared = site.path if len(site.paths) > 1 else None  # a shared layer shows all its paths
+    return (site.kinds, site.class_name, site.parameters, site.policy, shared)
+
+
+def _cells(group: Sequence[Site]) -> tuple[str, ...]:
+    first = group[0]
+    path = fold_paths([site.path for site in group])[0]
+    others = first.paths[1:]
+    return (
+        (path or "(root)") + (f" = {', '.join(others)}" if others else ""),
+        str(len(group)),
+        " and ".join(first.kinds),
+        first.class_name.rsplit(".", 1)[-1],
+        ", ".join(f"{p.name} {_shape(p.shape)} {p.dtype}" for p in first.parameters),
+        (first.policy.name or "") if first.policy is not None else "",
+        format_bytes(sum(site.num_bytes for site in group)) if first.parameters else "",
+    )
+
+
+def _footer(tree: Tree, *, num_hidden: int) -> str:
+    num_parameters = sum(parameter.num_elements for site in tree for parameter in site.parameters)
+    hidden = f"; {num_hidden:,} without parameters not shown" if num_hidden else ""
+    return f"{tree.name}: {len(tree):,} layers, {num_parameters:,} parameters, {format_bytes(tree.num_bytes)}{hidden}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:
