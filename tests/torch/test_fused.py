@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from narrowcast.dtype_policies import get
-from narrowcast.torch import fused, scheme
+from narrowcast.torch import apply, dequantize, fused, scheme
 from narrowcast.torch.carried import Cast
 from narrowcast.torch.scheme import Carried
 
@@ -127,6 +127,12 @@ def test_taking_the_policy_away_turns_the_fused_path_on_again():
     turn_off(model, set())
     assert not any(isinstance(module, Carried) for module in model.modules())
     assert fused_calls(model, randn(2, 5, 8)) == 2
+
+
+def test_dequantizing_turns_the_fused_path_on_again():
+    model = apply(encoder().eval(), {"layers/0/linear1": "int8"})
+    assert fused_calls(model, randn(2, 5, 8)) == 1
+    assert fused_calls(dequantize(model), randn(2, 5, 8)) == 2
 
 
 def test_change_that_is_planned_for_a_layer_is_altered_and_not_doubled():

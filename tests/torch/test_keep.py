@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from narrowcast.dtype_policies import keep
+from narrowcast.errors import UnsupportedError
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.tree import Member, Parameter, Site
 from narrowcast.torch import scheme
@@ -87,6 +88,16 @@ def test_copies_cast_as_well(clone):
     linear = clone(put(nn.Linear(6, 4), "keep"))
     assert linear(randn(3, 6).half()).dtype is torch.float32
     assert linear.dtype_policy == keep
+
+
+def test_module_that_does_not_run_the_forward_of_its_class_is_refused():
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        script = torch.jit.script(nn.Linear(6, 4))
+    replaced = nn.Linear(6, 4)
+    replaced.forward = replaced.forward
+    for module in (script, replaced):
+        with pytest.raises(UnsupportedError, match="is kept, and its inputs cannot be cast to its dtype"):
+            put(module, "keep")
 
 
 def test_undo_gives_the_class_back():

@@ -128,7 +128,8 @@ def dequantize(model: nn.Module) -> nn.Module:
                 again += carrier.prepare(module, source)
         undo_sources = scheme.commit(again)
         try:
-            attached: list[Change] = []
+            carried = {module for module in model.modules() if "_dtype_policy" in module.__dict__}
+            attached = fused.changes_for(model, carried)
             _attach(model, plan(model, DTypePolicyMap()), attached)
             scheme.commit(attached)
         except BaseException:

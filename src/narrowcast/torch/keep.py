@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from narrowcast.dtype_policies import DTypePolicy
+from narrowcast.errors import UnsupportedError
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import KINDS, Member, Site
 from narrowcast.torch.fused import turn_off
@@ -69,7 +71,17 @@ class KeepScheme(Scheme):
         stored: MutableMapping[str, Tensor] | None = None,
         shared: MutableMapping[Any, Any] | None = None,
     ) -> list[Change]:
-        """Builds the form that casts its inputs; no change where the module has no floating parameter to go by."""
+        """Builds the form that casts its inputs; no change where the module has no floating parameter to go by.
+
+        Raises:
+            UnsupportedError: the module does not run the forward of its class, so its inputs cannot be cast.
+        """
+        if isinstance(module, ScriptModule) or "forward" in module.__dict__:
+            raise UnsupportedError(
+                f"{type(module).__name__} is kept, and its inputs cannot be cast to its dtype",
+                expected="a module that runs the forward of its class (no TorchScript, no replaced forward)",
+                fix="Give the layers before it policies that return its dtype, or use the module it was made from",
+            )
         follows = _largest(module)
         if follows is None:
             return []
