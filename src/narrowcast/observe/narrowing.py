@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy, registry
+from narrowcast.numerics import float8
 from narrowcast.observe.statistics import Groups, Narrow
+from narrowcast.torch import float8_state
 from narrowcast.torch.carried import Cast
 
 __all__ = ["Forms", "forms_of", "register"]
@@ -67,6 +69,36 @@ def _int8_weight(module: Any, kind: str, policy: DTypePolicy) -> Forms:
     return Forms(stored_weight="int8")
 
 
+def _delayed(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return _scaled(Groups.TENSOR, Groups.TENSOR, getattr(module, float8_state.SCALE, None))
+
+
+def _current(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return _scaled(Groups.TENSOR, Groups.TENSOR)
+
+
+def _rowwise(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return _scaled(Groups.ROW, Groups.ROW)
+
+
+def _block(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return _scaled(Groups.BLOCK, Groups.SQUARE)
+
+
+def _scaled(groups: Groups, of_weight: Groups, scales: Any = None) -> Forms:
+    """float8 as the first product of a layer has it; a layer with several (attention) has its input's from there."""
+    narrow = []
+    for role, (name, _) in enumerate(float8_state.ROLES):
+        dtype = float8.GRADIENT if name == "gradient" else float8.FORWARD
+        scale = None if scales is None else scales[role : role + 1]
+        narrow.append(Narrow(dtype, of_weight if name == "weight" else groups, scale))
+    return Forms(*narrow)
+
+
 register(("float",), _float)
+register(("float8",), _delayed)
+register(("float8/current",), _current)
+register(("float8/rowwise",), _rowwise)
+register(("float8/block",), _block)
 register(("int8",), _int8)
 register(("int8/weight",), _int8_weight)

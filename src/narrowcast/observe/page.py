@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narrowcast.observe.records import Observation, Summary, decibels
+from narrowcast.observe.records import TENSORS, Observation, Summary, decibels
 from narrowcast.report import Curve, Curves, Fact, Figure, Report, Section, page, read_environment
 
 __all__ = ["summary_page"]
@@ -59,7 +59,12 @@ def _figures(path: str, observations: list[Observation]) -> Iterator[Figure]:
             "share of elements",
             "power of two",
             tuple(
-                Curve(one.tensor, tuple(float(e) for e, _ in one.histogram), tuple(share for _, share in one.histogram))
+                Curve(
+                    one.tensor,
+                    tuple(float(exponent) for exponent, _ in one.histogram),
+                    tuple(share for _, share in one.histogram),
+                    TENSORS.index(one.tensor),
+                )
                 for one in filled
             ),
             f"How the magnitudes of {', '.join(one.tensor for one in filled)} of {path} spread over powers of two.",
@@ -84,7 +89,7 @@ def _over_steps(title: str, unit: str, observations: list[Observation], field: s
         known = [(x, y) for x, y in points if y is not None and abs(y) != float("inf")]
         if known:
             x, y = zip(*known, strict=True)
-            curves.append(Curve(f"{one.tensor}, {one.dtype}" if field == "scale" else one.tensor, x, y))
+            curves.append(Curve(one.tensor, x, y, TENSORS.index(one.tensor)))
     return Curves(
         title,
         unit,

@@ -198,9 +198,9 @@ class Watch:
                 if hook.has_parameters:
                     self._see(hook, "input", given, forms.input)
                     self._see_weights(hook, module, forms)
-                    expected = _in_float32(module, given, result)
+                    expected = _in_float32(module, forms, given, result)
                     self._see(hook, "output", result, None, expected)
-                elif given is not None and forms.input is not None and _is_wider(given, forms.input):
+                elif given is not None and _is_lossy(given, forms.input):
                     self._see(hook, "input", given, forms.input)
         if hook.has_parameters and result is not None and result.requires_grad:
             result.register_hook(  # type: ignore[no-untyped-call]
@@ -390,12 +390,14 @@ def _first_floating(value: Any) -> Tensor | None:
     return next((found for item in value if (found := _first_floating(item)) is not None), None)
 
 
-def _in_float32(module: nn.Module, given: Tensor | None, result: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _in_float32(
+    module: nn.Module, forms: Forms, given: Tensor | None, result: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
     """Some rows of a linear layer's output, and the same rows as float32 would have them."""
     weight = getattr(module, "weight", None)
     if not isinstance(module, nn.Linear) or given is None or result is None or not isinstance(weight, nn.Parameter):
         return None
-    if given.numel() == 0 or given.dtype == weight.dtype == result.dtype == torch.float32:
+    if given.numel() == 0 or not (_is_lossy(weight, forms.weight) or _is_lossy(given, forms.input)):
         return None
     rows, outputs = given.reshape(-1, given.shape[-1]), result.reshape(-1, result.shape[-1])
     step = -(-rows.shape[0] // NUM_COMPARED_ROWS)
@@ -403,8 +405,9 @@ def _in_float32(module: nn.Module, given: Tensor | None, result: Tensor | None) 
     return outputs[::step], F.linear(rows[::step].float(), weight.float(), bias)
 
 
-def _is_wider(x: Tensor, narrow: Narrow) -> bool:
-    return dtypes.standardize(x.dtype) != narrow.dtype
+def _is_lossy(x: Tensor, narrow: Narrow | None) -> bool:
+    """Whether rounding changes the dtype that `x` has."""
+    return narrow is not None and dtypes.standardize(x.dtype) != narrow.dtype
 
 
 def _is_inside_backward() -> bool:

@@ -128,7 +128,8 @@ def _draw_curves(axes: Any, figure: Curves, theme: Theme) -> None:
     styles = ("-", "--", "-.", ":")
     for index, curve in enumerate(figure.curves):
         # A single line takes the first loud colour; dashes tell apart what runs on top of each other.
-        color = theme.series[(index + (len(figure.curves) == 1)) % len(theme.series)]
+        chosen = index + (len(figure.curves) == 1) if curve.color is None else curve.color
+        color = theme.series[chosen % len(theme.series)]
         points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not figure.is_logarithmic]
         x, y = zip(*points, strict=True) if points else ((), ())
         drawstyle = "steps-mid" if figure.is_stepped else "default"

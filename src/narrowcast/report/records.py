@@ -141,11 +141,13 @@ class Curve:
         name: what the legend calls it.
         x: where each point lies, rising.
         y: the numbers, one for each of `x`.
+        color: which of the theme's colours it has, so that it has the same in several figures. `None`: the next one.
     """
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    color: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
