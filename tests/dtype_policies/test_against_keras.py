@@ -143,7 +143,8 @@ def test_the_history_length_is_taken_alike(length, source):
 def test_configs_are_alike_and_make_equal_policies(name):
     mine, other = ours.get(name), theirs.get(name)
     config = mine.get_config()
-    config.pop("margin", None)  # difference: a setting of ours
+    for name in ("margin", "amax_compute_algo", "high_precision_weight_gradient"):
+        config.pop(name, None)  # difference: settings of ours
     assert config == other.get_config()
     assert describe(type(mine).from_config(config)) == describe(type(other).from_config(config))
 

@@ -46,9 +46,10 @@ def test_history_is_1024_where_it_is_not_given():
     assert get("float8_from_float32").amax_history_length == QuantizedFloat8DTypePolicy.default_amax_history_length
 
 
-def test_history_and_margin_are_in_the_config():  # H-10
-    policy = QuantizedFloat8DTypePolicy("float32", amax_history_length=32, margin=1)
-    expected = {"mode": "float8", "source_name": "float32", "amax_history_length": 32, "margin": 1}
+def test_settings_are_in_the_config():  # H-10
+    settings = {"amax_history_length": 32, "margin": 1, "amax_compute_algo": "most_recent"}
+    policy = QuantizedFloat8DTypePolicy("float32", **settings, high_precision_weight_gradient=True)
+    expected = {"mode": "float8", "source_name": "float32", **settings, "high_precision_weight_gradient": True}
     assert policy.get_config() == expected
     assert serialize(policy) == {"class_name": "QuantizedFloat8DTypePolicy", "config": expected}
 
@@ -80,7 +81,30 @@ def test_bool_as_second_argument_is_no_history():
         QuantizedFloat8DTypePolicy("float32", True)
 
 
-@pytest.mark.parametrize("setting", ["amax_history_length", "margin"])
+def test_words_and_flags_are_printed_as_python_writes_them():
+    policy = get("float8/current_from_float32").from_config(
+        {"mode": "float8/current", "source_name": "float32", "high_precision_weight_gradient": True}
+    )
+    assert repr(policy).endswith('"float8/current_from_float32", high_precision_weight_gradient=True>')
+    policy = QuantizedFloat8DTypePolicy("float32", amax_compute_algo="most_recent")
+    assert repr(policy).endswith(", amax_compute_algo='most_recent'>")
+
+
+@pytest.mark.parametrize(
+    "setting, value, error, text",
+    [
+        ("amax_compute_algo", "newest", PolicyError, "is unknown. Got mode='float8', amax_compute_algo='newest'"),
+        ("amax_compute_algo", 1, PolicyTypeError, "is not text"),
+        ("high_precision_weight_gradient", 1, PolicyTypeError, "is not a bool. .* Expected False or True"),
+    ],
+    ids=str,
+)
+def test_words_and_flags_of_other_values_are_refused(setting, value, error, text):  # F-17
+    with pytest.raises(error, match=text):
+        QuantizedFloat8DTypePolicy("float32", **{setting: value})
+
+
+@pytest.mark.parametrize("setting", ["amax_history_length", "margin", "amax_compute_algo"])
 def test_modes_without_history_have_no_such_setting(setting):
     policy = get("float8/current_from_float32")
     assert getattr(policy, setting) is None

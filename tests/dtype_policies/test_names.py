@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narrowcast.dtype_policies import QuantizedDTypePolicy, get, registry
-from narrowcast.dtype_policies.names import Grammar, Setting, join_name, split_name
+from narrowcast.dtype_policies.names import Choice, Grammar, Setting, join_name, split_name
 from narrowcast.errors import PolicyError, PolicyTypeError
 
 MODES = [mode for mode in registry.modes() if mode.is_quantized]
 SOURCES = ["float16", "bfloat16", "float32", "float64", "mixed_float16", "mixed_bfloat16", "keep"]
 
 
-def values_of(setting: Setting) -> st.SearchStrategy[int]:
+def values_of(setting: Setting | Choice) -> st.SearchStrategy[Any]:
+    if isinstance(setting, Choice):
+        return st.sampled_from(setting.choices)
     numbers = st.sampled_from(setting.choices) if setting.choices else st.integers(setting.minimum, 10**9 - 1)
     return numbers | st.sampled_from(setting.special) if setting.special else numbers
 
@@ -42,12 +46,11 @@ def test_name_of_a_quantized_policy_makes_it_again(drawn, source):
         assert getattr(policy, name) == value
 
 
-@given(mode_texts(), st.sampled_from(SOURCES), st.integers(1, 99), st.integers(0, 9))
+@given(mode_texts(), st.sampled_from(SOURCES), st.data())
 @settings(max_examples=200)
-def test_config_of_a_quantized_policy_makes_it_again(drawn, source, history, margin):
+def test_config_of_a_quantized_policy_makes_it_again(drawn, source, data):
     mode, values = drawn
-    given_options = {"amax_history_length": history, "margin": margin}
-    options = {option.name: given_options[option.name] for option in mode.options}
+    options = {option.name: data.draw(values_of(option)) for option in mode.options}
     policy = registry.make(mode.grammar.format(values), source, **options)
     assert type(policy).from_config(policy.get_config()) == policy
     assert registry.deserialize(registry.serialize(policy)) == policy

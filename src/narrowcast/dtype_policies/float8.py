@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from narrowcast.dtype_policies import registry
-from narrowcast.dtype_policies.names import Grammar, Setting, split_name
+from narrowcast.dtype_policies.names import Choice, Grammar, Setting, split_name
 from narrowcast.dtype_policies.quantized import QuantizedDTypePolicy
 from narrowcast.dtype_policies.registry import Mode, register
 from narrowcast.errors import PolicyError
@@ -14,6 +14,8 @@ __all__ = ["QuantizedFloat8DTypePolicy"]
 
 _HISTORY = Setting("amax_history_length", "an integer of at least 1", default=1024)
 _MARGIN = Setting("margin", "an integer of at least 0", default=0, minimum=0)
+_ALGORITHM = Choice("amax_compute_algo", ("max", "most_recent"), "max")
+_WIDE_GRADIENT = Choice("high_precision_weight_gradient", (False, True), False)
 
 
 class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
@@ -35,6 +37,10 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
         amax_history_length: for how many steps the largest magnitudes are remembered, at least 1; 1024 where it is not
             given. A long history keeps scales steady, a short one follows a change faster. Only for the mode `float8`.
         margin: powers of two to stay below the largest value, at least 0; 0 where it is not given. Only for `float8`.
+        amax_compute_algo: whether the scale comes from the `"max"` of the history or from the `"most_recent"` step;
+            `"max"` where it is not given. Only for `float8`.
+        high_precision_weight_gradient: whether the gradient of the weight is multiplied in the compute dtype and not in
+            float8, for models that need it more exact; `False` where it is not given. Only for modes that train.
         mode: the mode, in place of `name`.
 
     Raises:
@@ -57,6 +63,8 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
         amax_history_length: Any = None,
         *,
         margin: Any = None,
+        amax_compute_algo: Any = None,
+        high_precision_weight_gradient: Any = None,
         mode: Any = None,
     ) -> None:
         if name is None and mode is None:
@@ -69,7 +77,12 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
             mode, source_name = _mode_and_source(name, source_name)
         elif name is not None:
             raise TypeError("QuantizedFloat8DTypePolicy takes a name or a mode, not both.")
-        options = {"amax_history_length": amax_history_length, "margin": margin}
+        options = {
+            "amax_history_length": amax_history_length,
+            "margin": margin,
+            "amax_compute_algo": amax_compute_algo,
+            "high_precision_weight_gradient": high_precision_weight_gradient,
+        }
         given = {name: value for name, value in options.items() if value is not None}
         self._freeze_quantized(mode, source_name, **given)
 
@@ -82,6 +95,16 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
     def margin(self) -> int | None:
         """Powers of two to stay below the largest value; `None` for modes that keep no history."""
         return self._settings.get("margin")
+
+    @property
+    def amax_compute_algo(self) -> str | None:
+        """What of the history the scale comes from: `max` or `most_recent`; `None` for modes that keep no history."""
+        return self._settings.get("amax_compute_algo")
+
+    @property
+    def high_precision_weight_gradient(self) -> bool | None:
+        """Whether the weight's gradient is multiplied in the compute dtype; `None` for modes that do not train."""
+        return self._settings.get("high_precision_weight_gradient")
 
 
 def _mode_and_source(name: Any, source_name: Any) -> tuple[Any, Any]:
@@ -108,7 +131,7 @@ for _mode in (
         Grammar("float8"),
         QuantizedFloat8DTypePolicy,
         kinds=_TRAINED,
-        options=(_HISTORY, _MARGIN),
+        options=(_HISTORY, _MARGIN, _ALGORITHM, _WIDE_GRADIENT),
         is_trainable=True,
         summary="trains with float8 multiplications, scaled by a history of largest magnitudes",
     ),
@@ -116,6 +139,7 @@ for _mode in (
         Grammar("float8/current"),
         QuantizedFloat8DTypePolicy,
         kinds=_TRAINED,
+        options=(_WIDE_GRADIENT,),
         is_trainable=True,
         summary="trains with float8 multiplications, scaled by each tensor's largest magnitude",
     ),
@@ -123,6 +147,7 @@ for _mode in (
         Grammar("float8/rowwise"),
         QuantizedFloat8DTypePolicy,
         kinds=_TRAINED,
+        options=(_WIDE_GRADIENT,),
         is_trainable=True,
         summary="trains with float8 multiplications, scaled by each row's largest magnitude",
     ),
@@ -130,6 +155,7 @@ for _mode in (
         Grammar("float8/block"),
         QuantizedFloat8DTypePolicy,
         kinds=_TRAINED,
+        options=(_WIDE_GRADIENT,),
         is_trainable=True,
         summary="trains with float8 multiplications, scaled by each block's largest magnitude",
     ),

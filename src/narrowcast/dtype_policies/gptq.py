@@ -33,12 +33,12 @@ class GPTQDTypePolicy(QuantizedDTypePolicy):
     @property
     def weight_bits(self) -> int:
         """How many bits a weight has."""
-        return self._settings["weight_bits"]
+        return int(self._settings["weight_bits"])
 
     @property
     def group_size(self) -> int:
         """How many inputs share a scale; -1 where all do."""
-        return self._settings["group_size"]
+        return int(self._settings["group_size"])
 
 
 register(

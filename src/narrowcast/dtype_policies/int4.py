@@ -30,7 +30,7 @@ class Int4DTypePolicy(QuantizedDTypePolicy):
     @property
     def block_size(self) -> int:
         """How many inputs share a scale; -1 where each output channel has one scale."""
-        return self._settings["block_size"]
+        return int(self._settings["block_size"])
 
 
 register(

@@ -14,7 +14,7 @@ from typing import Any
 
 from narrowcast.errors import PolicyError, PolicyTypeError
 
-__all__ = ["Grammar", "Setting", "join_name", "split_name"]
+__all__ = ["Choice", "Grammar", "Setting", "join_name", "split_name"]
 
 _SEPARATOR = "_from_"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,8}")
@@ -72,6 +72,54 @@ class Setting:
                 expected=self.expected,
             )
         return self.check(int(text), mode=mode)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting of a mode that has one of a few values: words, or yes and no. Never part of a name.
+
+    Args:
+        name: what it is called in configs, attributes and errors.
+        choices: the values.
+        default: its value where none is given.
+
+    Example:
+        >>> Choice("amax_compute_algo", ("max", "most_recent"), "max").check("newest", mode="float8")
+        Traceback (most recent call last):
+            ...
+        narrowcast.errors.PolicyError: Setting amax_compute_algo is unknown. Got mode='float8', \
+amax_compute_algo='newest'. Expected 'max' or 'most_recent'.
+    """
+
+    name: str
+    choices: tuple[str | bool, ...]
+    default: str | bool
+
+    @property
+    def expected(self) -> str:
+        """The values it may have, in words."""
+        return " or ".join(repr(choice) for choice in self.choices)
+
+    def check(self, value: Any, *, mode: str) -> str | bool:
+        """Returns `value`; errors name the mode it is set for.
+
+        Raises:
+            PolicyTypeError: it is not of the type of the values: 1 is no bool.
+            PolicyError: it is not one of the values.
+        """
+        wanted = type(self.default)
+        if type(value) is not wanted:
+            raise PolicyTypeError(
+                f"Setting {self.name} is not {'a bool' if wanted is bool else 'text'}",
+                got={"mode": mode, self.name: value},
+                expected=self.expected,
+            )
+        for choice in self.choices:
+            if choice == value:
+                return choice
+        raise PolicyError(
+            f"Setting {self.name} is unknown", got={"mode": mode, self.name: value}, expected=self.expected
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class QuantizedDTypePolicy(DTypePolicy):
     """
 
     _mode_text: str
-    _settings: dict[str, int]
+    _settings: dict[str, Any]
     _source: DTypePolicy
 
     def __init__(self, mode: str, source_name: Any = None) -> None:
@@ -91,7 +91,7 @@ class QuantizedDTypePolicy(DTypePolicy):
         """Returns the arguments that make an equal policy, as plain JSON values."""
         return {"mode": self._mode_text, "source_name": self._source.name, **self._options()}
 
-    def _options(self) -> dict[str, int]:
+    def _options(self) -> dict[str, Any]:
         """The settings that the name does not carry."""
         return {option.name: self._settings[option.name] for option in registry.mode_of(self).options}
 
@@ -100,7 +100,7 @@ class QuantizedDTypePolicy(DTypePolicy):
 
     def __repr__(self) -> str:
         defaults = {option.name: option.default for option in registry.mode_of(self).options}
-        changed = [f", {name}={value}" for name, value in self._options().items() if value != defaults[name]]
+        changed = [f", {name}={value!r}" for name, value in self._options().items() if value != defaults[name]]
         return f'<{type(self).__name__} "{self.name}"{"".join(changed)}>'
 
 

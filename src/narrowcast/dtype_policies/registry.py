@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.dtype_policies import dtypes
-from narrowcast.dtype_policies.names import Grammar, Setting, join_name, split_name
+from narrowcast.dtype_policies.names import Choice, Grammar, Setting, join_name, split_name
 from narrowcast.dtype_policies.policy import MIXED, DTypePolicy, FloatDTypePolicy, global_policy
 from narrowcast.errors import PolicyError, PolicyTypeError, closest
 
@@ -51,7 +51,7 @@ class Mode:
     policy_class: type[DTypePolicy]
     kinds: tuple[str, ...] = ()
     summary: str = ""
-    options: tuple[Setting, ...] = ()
+    options: tuple[Setting | Choice, ...] = ()
     old_spellings: tuple[tuple[str, str], ...] = ()
     is_quantized: bool = True
     is_trainable: bool = False
@@ -62,7 +62,7 @@ class Mode:
         """The mode without its numbers: `int8/weight`, `gptq`."""
         return self.grammar.head
 
-    def complete(self, options: Mapping[str, Any]) -> dict[str, int]:
+    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns every option of the mode, checked; those that are not given have their default.
 
         Raises:
