@@ -129,19 +129,6 @@ def test_steps_with_nan_are_counted_and_do_not_spoil_the_rest() -> None:
     assert "(root), input: NaN or infinity in 1 of 2 steps" in str(watch.summary())
 
 
-def test_int8_layer_shows_its_activations_and_its_stored_weight() -> None:
-    torch.manual_seed(0)
-    model = narrowcast.apply(nn.Sequential(nn.Linear(64, 32)), "int8").eval()
-    with ALWAYS(model) as watch, torch.no_grad():
-        for step in range(2):
-            model(torch.randn(8, 64, generator=torch.Generator().manual_seed(step)))
-    summary = watch.summary()
-    assert summary["0", "input"].dtype == "int8"
-    assert 35 < summary["0", "input"].sqnr_db < 50  # rows of Gaussians at 8 bits: 20 log10(127 * sqrt(12) / 3) is 43
-    assert summary["0", "weight"].dtype == "int8"
-    assert summary["0", "weight"].num_steps == 1  # it does not change
-
-
 # Steps.
 
 
@@ -459,6 +446,7 @@ def test_observation_cannot_be_made_twice() -> None:
 
 def test_compiled_model_is_refused() -> None:
     model = net()
+    before = hooks_of(model)
     with (
         pytest.raises(UnsupportedError, match="The model is compiled, and hooks"),
         observe(torch.compile(model, backend="eager")),
@@ -467,7 +455,7 @@ def test_compiled_model_is_refused() -> None:
     model.body.compile(backend="eager")
     with pytest.raises(UnsupportedError, match="Layer 'body' is compiled, and hooks"), observe(model):
         pass
-    assert hooks_of(model) == 0
+    assert hooks_of(model) == before
 
 
 def test_compiling_around_an_observed_model_breaks_the_graph_and_still_records() -> None:

@@ -87,12 +87,14 @@ def _block(module: Any, kind: str, policy: DTypePolicy) -> Forms:
 
 def _scaled(groups: Groups, of_weight: Groups, scales: Any = None) -> Forms:
     """float8 as the first product of a layer has it; a layer with several (attention) has its input's from there."""
-    narrow = []
-    for role, (name, _) in enumerate(float8_state.ROLES):
-        dtype = float8.GRADIENT if name == "gradient" else float8.FORWARD
-        scale = None if scales is None else scales[role : role + 1]
-        narrow.append(Narrow(dtype, of_weight if name == "weight" else groups, scale))
-    return Forms(*narrow)
+    of = {
+        name: None if scales is None else scales[role : role + 1] for role, (name, _) in enumerate(float8_state.ROLES)
+    }
+    return Forms(
+        input=Narrow(float8.FORWARD, groups, of["input"]),
+        weight=Narrow(float8.FORWARD, of_weight, of["weight"]),
+        gradient=Narrow(float8.GRADIENT, groups, of["gradient"]),
+    )
 
 
 register(("float",), _float)

@@ -198,7 +198,7 @@ class Watch:
                 if hook.has_parameters:
                     self._see(hook, "input", given, forms.input)
                     self._see_weights(hook, module, forms)
-                    expected = _in_float32(module, forms, given, result)
+                    expected = _in_float32(hook, module, forms, given, result)
                     self._see(hook, "output", result, None, expected)
                 elif given is not None and _is_lossy(given, forms.input):
                     self._see(hook, "input", given, forms.input)
@@ -222,7 +222,7 @@ class Watch:
         self._weights_seen.add(id(module))
         if forms.stored_weight is None:
             for weight in _weights(module):
-                self._see(hook, "weight", weight, forms.weight)
+                self._see(hook, "weight", weight.t() if hook.is_transposed else weight, forms.weight)
         elif id(module) not in self._stored_seen:
             self._stored_seen.add(id(module))
             stored = getattr(module, "weight", None)  # of a quantized layer: what its codes stand for
@@ -305,7 +305,7 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 class _Hook(_Passing):
-    __slots__ = ("_watch", "has_parameters", "kind", "path", "policy")
+    __slots__ = ("_watch", "has_parameters", "is_transposed", "kind", "path", "policy")
 
     def __init__(self, watch: Watch, member: Member) -> None:
         self._watch = watch
@@ -314,6 +314,8 @@ class _Hook(_Passing):
         self.policy: DTypePolicy = member.policy or keep
         # Of a layer without parameters only what it rounds of its input is of interest: the rest is its children's.
         self.has_parameters = bool(member.parameters)
+        # Hugging Face's Conv1D is a linear layer whose weight lies as (in, out).
+        self.is_transposed = member.kind == "linear" and bool(member.detail("transposed"))
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._watch._on_call(self, module, args, kwargs, output)
@@ -391,18 +393,19 @@ def _first_floating(value: Any) -> Tensor | None:
 
 
 def _in_float32(
-    module: nn.Module, forms: Forms, given: Tensor | None, result: Tensor | None
+    hook: _Hook, module: nn.Module, forms: Forms, given: Tensor | None, result: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Some rows of a linear layer's output, and the same rows as float32 would have them."""
     weight = getattr(module, "weight", None)
-    if not isinstance(module, nn.Linear) or given is None or result is None or not isinstance(weight, nn.Parameter):
+    if hook.kind != "linear" or given is None or result is None or not isinstance(weight, nn.Parameter):
         return None
     if given.numel() == 0 or not (_is_lossy(weight, forms.weight) or _is_lossy(given, forms.input)):
         return None
     rows, outputs = given.reshape(-1, given.shape[-1]), result.reshape(-1, result.shape[-1])
     step = -(-rows.shape[0] // NUM_COMPARED_ROWS)
-    bias = None if module.bias is None else module.bias.float()
-    return outputs[::step], F.linear(rows[::step].float(), weight.float(), bias)
+    wide = weight.t().float() if hook.is_transposed else weight.float()
+    bias = getattr(module, "bias", None)
+    return outputs[::step], F.linear(rows[::step].float(), wide, bias.float() if isinstance(bias, Tensor) else None)
 
 
 def _is_lossy(x: Tensor, narrow: Narrow | None) -> bool:

@@ -163,14 +163,14 @@ def train(recipe: Recipe, settings: Settings, corpus: Corpus, folder: Path, *, s
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
     scaler = torch.amp.GradScaler("cpu", enabled=recipe.scales_loss)
-    state = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    state: dict[str, checkpoint.Stateful] = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
     first = 0 if start is None else checkpoint.restore(start, state)
 
     for step in range(first, settings.num_steps):
         began = time.perf_counter()
         inputs, targets = corpus.batch(step, num_windows=settings.num_windows, context=settings.context, seed=seed)
         loss = loss_of(model, inputs, targets)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
         scale = scaler.get_scale()
