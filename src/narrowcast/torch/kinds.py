@@ -7,6 +7,7 @@ method or parameter that `forward` reads, is `other`, whatever it inherits from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -16,7 +17,7 @@ from torch.jit import ScriptModule
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from narrowcast.torch.scheme import Carried, original_class
+from narrowcast.torch.scheme import Carried
 
 __all__ = ["Kind", "details_of", "float_shapes", "kind_of", "owned_children", "state_prefix", "working_module"]
 
@@ -152,11 +153,44 @@ def _same(cls: type, base: type, name: str) -> bool:
     return getattr(cls, name, missing) is getattr(base, name, missing)
 
 
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """What a class says of all its instances; found once, since models have few classes and many modules."""
+
+    record: Kind | None
+    inherits_known: bool
+    is_script: bool
+    is_lazy: bool
+    is_list: bool
+    is_carried: bool
+    has_core: bool
+    stated_kind: str | None
+    says_built: bool
+
+
+@lru_cache(maxsize=4096)
+def _class(cls: Any) -> _Class:
+    original = cls._narrowcast_base if issubclass(cls, Carried) else cls
+    return _Class(
+        record=None if issubclass(original, ScriptModule) else _known(original),
+        inherits_known=any(issubclass(original, known) for kind in _KINDS for known in kind.classes),
+        is_script=issubclass(original, ScriptModule),
+        is_lazy=issubclass(original, LazyModuleMixin),
+        is_list=issubclass(original, nn.ParameterList | nn.ParameterDict),
+        is_carried=issubclass(cls, Carried),
+        has_core=getattr(original, "_narrowcast_core", False),
+        stated_kind=getattr(original, "_narrowcast_kind", None),
+        says_built=hasattr(original, "built"),
+    )
+
+
+def _of(module: nn.Module) -> _Class:
+    cls: Any = type(module)  # a class hashes by identity, whatever mypy thinks of nn.Module
+    return _class(cls)
+
+
 def _record(module: nn.Module) -> Kind | None:
-    if "forward" in module.__dict__ or isinstance(module, ScriptModule):
-        return None
-    cls: Any = original_class(module)  # a class hashes by identity, whatever mypy thinks of nn.Module
-    return _known(cls)
+    return None if "forward" in module.__dict__ else _of(module).record
 
 
 def working_module(module: nn.Module) -> nn.Module:
@@ -165,7 +199,7 @@ def working_module(module: nn.Module) -> nn.Module:
     A class says with `_narrowcast_core` that its child `core` does all its arithmetic (the layers of
     `narrowcast.layers` do). Such a layer is one site at its own path, of the core's kind, with the core's parameters.
     """
-    core = module._modules.get("core") if getattr(original_class(module), "_narrowcast_core", False) else None
+    core = module._modules.get("core") if _of(module).has_core else None
     return module if core is None else core
 
 
@@ -185,24 +219,26 @@ def kind_of(module: nn.Module, *, has_parameters: bool) -> str:
     record = _record(module)
     if record is not None:
         return record.name
-    stated: str | None = getattr(original_class(module), "_narrowcast_kind", None)
-    if stated is not None:
-        return stated
-    is_container = not has_parameters and bool(module._modules) and not isinstance(module, ScriptModule)
+    facts = _of(module)
+    if facts.stated_kind is not None:
+        return facts.stated_kind
+    is_container = not has_parameters and bool(module._modules) and not facts.is_script
     return "container" if is_container else "other"
 
 
 def owned_children(module: nn.Module) -> tuple[str, ...]:
     """Returns the names of the children that belong to the site of `module` and are no sites themselves."""
-    if isinstance(module, ScriptModule):
+    if not module._modules:
+        return ()
+    if _of(module).is_script:
         return tuple(module._modules.keys())  # its own mapping, which does not iterate
     if working_module(module) is not module:
         return ("core",)
     record = _record(module)
     if record is not None:
         return record.owns
-    lists = [name for name, child in module._modules.items() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
-    return (*lists, "parametrizations") if parametrize.is_parametrized(module) else tuple(lists)
+    lists = [name for name, child in module._modules.items() if child is not None and _of(child).is_list]
+    return (*lists, "parametrizations") if _is_parametrized(module) else tuple(lists)
 
 
 def float_shapes(module: nn.Module) -> _Shapes:
@@ -218,19 +254,18 @@ def details_of(module: nn.Module) -> dict[str, Any]:
     `refuses` is a sentence: no policy at all can be carried out there, and why.
     """
     facts: dict[str, Any] = {}
-    if not getattr(module, "built", True):
+    if (_of(module).says_built or "built" in module.__dict__) and not module.built:
         facts["refuses"] = "a layer that is not built has no shapes yet; build it, or run one batch through the model"
         return facts
     module = working_module(module)
     record = _record(module)
-    cls: Any = original_class(module)
     if record is not None:
         facts = {name: getattr(module, name) for name in record.details}
         if record is _CONV1D:
             facts["transposed"] = True
-    elif parametrize.is_parametrized(module):
+    elif _is_parametrized(module):
         facts["parametrized"] = ", ".join(sorted(module.parametrizations))  # type: ignore[arg-type]
-    elif _inherits_known(cls):
+    elif _of(module).inherits_known:
         facts["overrides"] = "forward, or what it reads, is not that of the PyTorch class it inherits from"
     refusal = _refusal(module)
     if refusal:
@@ -238,25 +273,29 @@ def details_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None and value is not False}
 
 
-@lru_cache(maxsize=4096)
-def _inherits_known(cls: Any) -> bool:
-    return any(issubclass(cls, known) for kind in _KINDS for known in kind.classes)
+def _is_parametrized(module: nn.Module) -> bool:
+    # Looked up as a child: asking a module for an attribute that it has not is slow.
+    return "parametrizations" in module._modules and parametrize.is_parametrized(module)
 
 
 def _refusal(module: nn.Module) -> str:
-    if isinstance(module, ScriptModule):
+    facts = _of(module)
+    if facts.is_script:
         return "a TorchScript module runs its compiled code whatever its class; use the module it was made from"
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+    if facts.is_lazy and module.has_uninitialized_params():  # type: ignore[operator]
         return "a lazy module has no shapes yet; run one batch through the model first"
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance, which a class cannot see; remove the replacement first"
-    if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in module._forward_pre_hooks.values()):
+    hooks = module._forward_pre_hooks
+    if hooks and any(type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks.values()):
         return (
             "a hook of torch.nn.utils computes its weight (weight_norm, spectral_norm, prune); "
             "use torch.nn.utils.parametrizations, or remove the hook first"
         )
-    if not isinstance(module, Carried) and any(isinstance(module.__dict__.get(n), Tensor) for n in ("weight", "bias")):
+    if facts.is_carried:
+        return ""
+    if any(isinstance(module.__dict__.get(name), Tensor) for name in ("weight", "bias")):
         return "its weight is a plain tensor, not a parameter"
-    if not isinstance(module, Carried) and any(type(p).__name__ == "DTensor" for p in module._parameters.values()):
+    if any(type(p).__name__ == "DTensor" for p in module._parameters.values()):
         return "its parameters are sharded already; apply the policy before fully_shard"
     return ""

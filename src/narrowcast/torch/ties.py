@@ -52,14 +52,16 @@ def ties(modules: Sequence[Mapping[str, Tensor]]) -> list[Group]:
     Returns:
         Groups in the order of their first module; a module that shares nothing is a group of its own.
     """
-    places: dict[Any, list[tuple[int, str]]] = {}
-    by_identity: dict[int, Any] = {}
+    # Few tensors are shared: only those get a list, since a hundred thousand lists keep the garbage collector busy.
+    first_place: dict[Any, tuple[int, str]] = {}
+    shared_places: dict[Any, list[tuple[int, str]]] = {}
     for index, parameters in enumerate(modules):
         for name, tensor in parameters.items():
-            key = by_identity.get(id(tensor))
-            if key is None:
-                key = by_identity[id(tensor)] = _view(tensor)
-            places.setdefault(key, []).append((index, name))
+            key = _view(tensor)
+            place = (index, name)
+            first = first_place.setdefault(key, place)
+            if first is not place:
+                shared_places.setdefault(key, [first]).append(place)
     parent = list(range(len(modules)))
 
     def root(index: int) -> int:
@@ -67,19 +69,19 @@ def ties(modules: Sequence[Mapping[str, Tensor]]) -> list[Group]:
             parent[index] = index = parent[parent[index]]
         return index
 
-    shared = [place for place in places.values() if len(place) > 1]
-    for place in shared:
-        first = root(place[0][0])
-        for index, _ in place[1:]:
+    shared = list(shared_places.values())
+    for places in shared:
+        lowest = root(places[0][0])
+        for index, _ in places[1:]:
             other = root(index)
-            first, other = min(first, other), max(first, other)
-            parent[other] = first
+            lowest, other = min(lowest, other), max(lowest, other)
+            parent[other] = lowest
     groups: dict[int, list[int]] = {}
     for index in range(len(modules)):
         groups.setdefault(root(index), []).append(index)
     tensors: dict[int, list[tuple[tuple[int, str], ...]]] = {}
-    for place in shared:
-        tensors.setdefault(root(place[0][0]), []).append(tuple(place))
+    for places in shared:
+        tensors.setdefault(root(places[0][0]), []).append(tuple(places))
     return [Group(tuple(group), tuple(tensors.get(first, ()))) for first, group in groups.items()]
 
 
@@ -92,16 +94,18 @@ def shared_memory(modules: Sequence[Mapping[str, Tensor]]) -> dict[int, tuple[tu
     Returns:
         For the index of each module concerned, the `(index, name)` of the parameters its own overlap with.
     """
+    first_view: dict[int, tuple[int, str, Tensor]] = {}
     by_storage: dict[int, list[tuple[int, str, Tensor]]] = {}
     for index, parameters in enumerate(modules):
         for name, tensor in parameters.items():
             storage = _storage(tensor)
             if storage is not None:
-                by_storage.setdefault(storage, []).append((index, name, tensor))
+                view = (index, name, tensor)
+                first = first_view.setdefault(storage, view)
+                if first is not view:
+                    by_storage.setdefault(storage, [first]).append(view)
     found: dict[int, dict[tuple[int, str], None]] = {}
     for views in by_storage.values():
-        if len(views) < 2:
-            continue
         spans = [(*_span(tensor), index, name, _view(tensor)) for index, name, tensor in views]
         spans.sort(key=lambda span: span[:4])
         open_spans: list[tuple[int, int, int, str, Any]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +52,13 @@ def tree(model: nn.Module) -> Tree:
     prefixes = [paths[0].replace("/", ".") + "." if paths[0] else "" for _, paths in found]
     overlaps = shared_memory(tensors)
     members = []
+    pool: dict[Any, Any] = {}
     for index, (module, paths) in enumerate(found):
         others = ", ".join(prefixes[i] + name for i, name in overlaps.get(index, ()))
-        members.append(_member(module, tuple(paths), tensors[index], others))
+        members.append(_member(module, tuple(paths), tensors[index], others, pool))
     sites = []
     for group in ties(tensors):
-        device = next((str(tensor.device) for i in group.modules for tensor in tensors[i].values()), "")
+        device = next((_device_name(tensor.device) for i in group.modules for tensor in tensors[i].values()), "")
         tied = tuple(tuple(prefixes[i] + name for i, name in places) for places in group.tensors)
         sites.append(Site(tuple(members[i] for i in group.modules), device, tied))
     return Tree(tuple(sites), "torch", original_class(model).__name__)
@@ -140,11 +142,19 @@ def _policy(module: nn.Module) -> DTypePolicy | None:
 
 
 @lru_cache(maxsize=64)
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
+@lru_cache(maxsize=64)
 def _dtype_name(dtype: torch.dtype) -> str:
     return dtypes.standardize(dtype)
 
 
-def _member(module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor], others: str) -> Member:
+def _member(
+    module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor], others: str, pool: dict[Any, Any]
+) -> Member:
+    """One module as a record; equal parts of records come from `pool`, since big models repeat few of them."""
     policy = _policy(working_module(module))
     shapes: Mapping[str, tuple[int, ...]] = {}
     parameters = []
@@ -163,7 +173,7 @@ def _member(module: nn.Module, paths: tuple[str, ...], tensors: dict[str, Tensor
         paths,
         kind_of(module, has_parameters=bool(tensors)),
         qualified(original_class(module)),
-        tuple(parameters),
+        pool.setdefault(held := tuple(parameters), held),
         policy,
-        tuple(details.items()),
+        pool.setdefault(facts := tuple(details.items()), facts),
     )
