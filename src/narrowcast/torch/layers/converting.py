@@ -1,0 +1,140 @@
+"""Giving layers that are built another policy: by setting `dtype_policy`, and by `quantize`. All of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
+from narrowcast.dtype_policies.pattern import Pattern
+from narrowcast.errors import LayerError, NarrowcastError, PlanError, UnsupportedError
+from narrowcast.plan.carrier import Status
+from narrowcast.plan.plan import Plan
+from narrowcast.torch import scheme
+from narrowcast.torch.apply import apply, plan
+from narrowcast.torch.layers import paths
+from narrowcast.torch.layers.carrying import carriable, changes_back, changes_to, judge
+
+__all__ = ["convert", "quantize"]
+
+
+def convert(layer: Any, policy: DTypePolicy) -> None:
+    """Gives a layer a policy or a map, and all layers below that took theirs from it.
+
+    A layer that is not built only notes it. Variables of one that is are converted: they stay the same objects, so an
+    optimizer goes on with them, in the new dtype.
+
+    Raises:
+        LayerError: a layer is quantized in another mode.
+        UnsupportedError: the layer cannot carry the mode.
+    """
+    layers = layer._flatten_layers()
+    before = {id(inner): inner._resolved_policy() for inner in layers}
+    given, layer._given_policy = layer._given_policy, policy
+    try:
+        steps = []
+        for inner in layers:
+            after = inner._resolved_policy()
+            present = inner._carried_policy()
+            took = inner is layer or present == carriable(inner, before[id(inner)])
+            if inner._is_settled and took:
+                steps.append((inner, present, after))
+        _check(layer, steps)
+        _carry_out(steps)
+    except BaseException:
+        layer._given_policy = given
+        raise
+
+
+def _check(layer: Any, steps: list[tuple[Any, DTypePolicy | None, DTypePolicy]]) -> None:
+    for inner, present, after in steps:
+        mode = None if present is None else present.quantization_mode
+        if mode is not None and after.quantization_mode is not None and after != present:
+            raise _is_quantized(inner, present, after.name)
+        if inner is layer and after.quantization_mode is not None and not inner._flatten_layers(include_self=False):
+            verdict = judge(inner, after)
+            if verdict.status is not Status.APPLIED:
+                raise UnsupportedError(
+                    f"{type(inner).__name__} at {inner.path!r} cannot carry {after.name!r}: {verdict.reason}",
+                    fix="Give it the policy that the mode starts from",
+                )
+
+
+def _is_quantized(layer: Any, present: Any, wanted: str) -> LayerError:
+    return LayerError(
+        f"{type(layer).__name__} at {layer.path!r} is quantized already",
+        got={"policy": present.name, "wanted": wanted},
+        expected="the same policy, or one without a mode",
+        fix=f"Set its policy to {present.source.name!r} first, which dequantizes it; what was rounded stays rounded",
+    )
+
+
+def _carry_out(steps: list[tuple[Any, DTypePolicy | None, DTypePolicy]]) -> None:
+    """Takes every layer to its new policy, by way of the policy of floats where a mode comes or goes."""
+    undone: list[Callable[[], None]] = []
+    try:
+        for inner, present, asked in steps:
+            after = carriable(inner, asked)
+            if after is None or after == present:
+                continue
+            if present is not None and present.quantization_mode is not None:
+                undone.append(scheme.commit(changes_back(inner)))
+            if after.source is not None and after.source != present:
+                undone.append(scheme.commit(changes_to(inner, after.source)))
+            undone.append(scheme.commit(changes_to(inner, after)))
+    except BaseException:
+        for take_back in reversed(undone):
+            take_back()
+        raise
+
+
+def quantize(layer: Any, mode: str, filters: Any) -> Plan:
+    """Carries out `Layer.quantize`."""
+    registry.parse_mode(mode)
+    wanted = _filter(layer, filters)
+    rules: dict[str, Any] = {".*": registry.make(mode, "keep")}
+    with paths.frame(layer):
+        for inner in layer._flatten_layers():
+            if not inner.built:
+                raise LayerError(
+                    f"{type(inner).__name__} at {inner.path!r} is not built, so it cannot be quantized",
+                    fix="Build it first: `build(shape)`, or one call",
+                )
+            present = inner._carried_policy()
+            if not wanted(inner):
+                rules[inner.path] = "keep"
+            elif present is not None and present.source is not None and not _is_in(present, mode):
+                raise _is_quantized(inner, present, mode)
+    try:
+        made = plan(layer, DTypePolicyMap(None, rules))
+    except PlanError as error:
+        raise UnsupportedError(
+            f"Nothing in {type(layer).__name__} at {layer.path!r} can be quantized in mode {mode!r}",
+            got={"findings": error.findings},
+            fix="Choose another mode, or other filters",
+        ) from error
+    apply(layer, made)
+    return made
+
+
+def _filter(layer: Any, filters: Any) -> Callable[[Any], bool]:
+    if filters is None:
+        return lambda inner: True
+    if callable(filters):
+        return lambda inner: bool(filters(inner))
+    given = [filters] if isinstance(filters, str) else filters
+    if not isinstance(given, list | tuple) or not all(isinstance(part, str) for part in given):
+        raise LayerError(
+            "Filters of layers are not usable",
+            got={"filters": filters},
+            expected="a regular expression, several of them, or a function of a layer",
+        )
+    try:
+        patterns = [Pattern(part) for part in given]
+    except NarrowcastError as error:
+        raise LayerError(f"Filter of layers is not usable: {error}", got={"filters": filters}) from error
+    return lambda inner: any(pattern.matches(inner.path) for pattern in patterns)
+
+
+def _is_in(policy: Any, mode: str) -> bool:
+    return bool(policy == registry.make(mode, policy.source))
