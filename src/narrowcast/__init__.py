@@ -15,29 +15,35 @@ Example:
 
 from __future__ import annotations
 
-from narrowcast import config, dtype_policies, errors, mixed_precision
-from narrowcast.dtype_policies import (
-    AWQDTypePolicy,
-    DTypePolicy,
-    DTypePolicyMap,
-    FloatDTypePolicy,
-    GPTQDTypePolicy,
-    Int4DTypePolicy,
-    KeepPolicy,
-    MXDTypePolicy,
-    NVFP4DTypePolicy,
-    QuantizedDTypePolicy,
-    QuantizedFloat8DTypePolicy,
-    keep,
-)
-from narrowcast.dtype_policies.files import read as read_policy
-from narrowcast.dtype_policies.files import write as write_policy
+from typing import TYPE_CHECKING
 
-# The package `narrowcast.plan` is imported before its name is taken by the verb; `from narrowcast.plan import ...`
-# still finds the package.
-from narrowcast.errors import NarrowcastError
+# The package is imported before its name is taken by the verb `plan`; `from narrowcast.plan import ...` still finds it.
+import narrowcast.plan  # noqa: F401
 from narrowcast.frameworks import apply, dequantize, load, plan, plan_of, save, tree
-from narrowcast.plan import Plan, Tree
+from narrowcast.lazy import lazily
+from narrowcast.observe import observe
+
+if TYPE_CHECKING:
+    from narrowcast import config, dtype_policies, errors, mixed_precision
+    from narrowcast.dtype_policies import (
+        AWQDTypePolicy,
+        DTypePolicy,
+        DTypePolicyMap,
+        FloatDTypePolicy,
+        GPTQDTypePolicy,
+        Int4DTypePolicy,
+        KeepPolicy,
+        MXDTypePolicy,
+        NVFP4DTypePolicy,
+        QuantizedDTypePolicy,
+        QuantizedFloat8DTypePolicy,
+        keep,
+    )
+    from narrowcast.dtype_policies.files import read as read_policy
+    from narrowcast.dtype_policies.files import write as write_policy
+    from narrowcast.errors import NarrowcastError
+    from narrowcast.plan.plan import Plan
+    from narrowcast.plan.tree import Tree
 
 __version__ = "0.1.0.dev0"
 
@@ -64,6 +70,7 @@ __all__ = [
     "keep",
     "load",
     "mixed_precision",
+    "observe",
     "plan",
     "plan_of",
     "read_policy",
@@ -71,3 +78,22 @@ __all__ = [
     "tree",
     "write_policy",
 ]
+
+_HOMES = {
+    "NarrowcastError": "narrowcast.errors",
+    "Plan": "narrowcast.plan.plan",
+    "Tree": "narrowcast.plan.tree",
+    "config": "narrowcast.config",
+    "dtype_policies": "narrowcast.dtype_policies",
+    "errors": "narrowcast.errors",
+    "mixed_precision": "narrowcast.mixed_precision",
+    "read_policy": "narrowcast.dtype_policies.files:read",
+    "write_policy": "narrowcast.dtype_policies.files:write",
+}
+__getattr__ = lazily(
+    __name__, {name: "narrowcast.dtype_policies" for name in __all__ if name not in globals()} | _HOMES
+)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -24,7 +24,6 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -57,6 +56,8 @@ def closest(name: str, candidates: Iterable[str], *, num_results: int = 1) -> li
         >>> closest("mixed_float61", ["float32", "mixed_float16"])
         ['mixed_float16']
     """
+    import difflib  # only where there is an error to word
+
     return difflib.get_close_matches(name, list(candidates), n=num_results, cutoff=0.6)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from narrowcast.errors import ModelError
-from narrowcast.plan.plan import Plan
-from narrowcast.plan.tree import Tree
+from narrowcast.errors import CheckpointError, ModelError
+
+if TYPE_CHECKING:
+    from narrowcast.plan.plan import Plan
+    from narrowcast.plan.tree import Tree
 
 __all__ = ["apply", "dequantize", "load", "plan", "plan_of", "save", "tree"]
 
@@ -36,6 +38,19 @@ def _package_of(model: object) -> Any:
         expected="a torch.nn.Module",
         fix="Give the model object itself",
     )
+
+
+def _package_for(folder: Path) -> Any:
+    from narrowcast.checkpoint import Manifest  # only here: it needs the packages of policies and plans
+
+    framework = Manifest.read(folder).framework
+    if framework not in _PACKAGES:
+        raise CheckpointError(
+            f"Saved model in {str(folder)!r} is of a framework that narrowcast does not load by itself",
+            got={"framework": framework},
+            expected=f"one of {', '.join(_PACKAGES)}",
+        )
+    return importlib.import_module(_PACKAGES[framework][1])
 
 
 def tree(model: object) -> Tree:
@@ -135,8 +150,22 @@ def save(model: object, folder: str | Path, **options: Any) -> None:
     _package_of(model).save(model, folder, **options)
 
 
-def load(model: Model, folder: str | Path) -> Model:
+@overload
+def load(model: str | Path, *, custom_objects: Mapping[str, Any] | None = None) -> Any: ...
+
+
+@overload
+def load(model: Model, folder: str | Path) -> Model: ...
+
+
+def load(model: Any, folder: str | Path | None = None, *, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """Gives a fresh model the policies and tensors of a saved folder, in place, and returns it.
+
+    Args:
+        model: a model of the architecture that was saved; or, in place of both arguments, the folder of a model made of
+            layers of `narrowcast.layers`, which is then made from the folder alone, in eval mode.
+        folder: what `save` wrote.
+        custom_objects: without a model, classes and functions by name that are not registered.
 
     Raises:
         CheckpointError: the folder cannot be read. The model is unchanged.
@@ -149,5 +178,14 @@ def load(model: Model, folder: str | Path) -> Model:
         >>> load(torch.nn.Linear(64, 64), folder).dtype_policy.name
         'int8_from_float32'
     """
-    result: Model = _package_of(model).load(model, folder)
-    return result
+    if folder is None:
+        if not isinstance(model, str | Path):
+            raise ModelError(
+                "Folder is not given",
+                got={"model": type(model).__name__},
+                expected="`load(model, folder)` or `load(folder)`",
+            )
+        package, made, folder = _package_for(Path(model)), None, model
+    else:
+        package, made = _package_of(model), model
+    return package.load(made, folder, custom_objects=custom_objects)

@@ -1,17 +1,13 @@
-"""Watching models run: what a policy does to values, and how long it takes.
-
-The package can be called: `narrowcast.observe(model)` is `narrowcast.observe.observe(model)`.
-"""
+"""Watching models run: what a policy does to values, and how long it takes."""
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
-from narrowcast.observe.records import Observation, Point, Summary
+from narrowcast.lazy import lazily
 
 if TYPE_CHECKING:
+    from narrowcast.observe.records import Observation, Point, Summary
     from narrowcast.observe.watch import ScalarWriter, Watch
 
 __all__ = ["Observation", "Point", "Summary", "observe"]
@@ -69,11 +65,4 @@ def observe(
     return Watch(model, every=every, overhead=overhead, max_elements=max_elements, num_points=num_points, writer=writer)
 
 
-class _Callable(types.ModuleType):
-    """A module that can be called, because the verb and the package have one name."""
-
-    def __call__(self, model: Any, **options: Any) -> Watch:
-        return observe(model, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+__getattr__ = lazily(__name__, dict.fromkeys(("Observation", "Point", "Summary"), "narrowcast.observe.records"))
