@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from narrowcast import dtype_policies
 from narrowcast.checkpoint.staging import locate
@@ -23,6 +24,7 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "narrowcast.json"
 
 _FIELDS = {"narrowcast", "framework", "map", "plan", "files", "aliases"}
+_OPTIONAL = {"architecture"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Manifest:
         plan: the resolved plan.
         files: the CRC-32 of each file of tensors, by name.
         aliases: for each further name of a shared tensor, the name under which it is stored.
+        architecture: what the framework makes the model again from, as plain JSON values, or `None`.
     """
 
     framework: str
@@ -42,6 +45,7 @@ class Manifest:
     plan: Plan
     files: Mapping[str, int] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    architecture: Mapping[str, Any] | None = None
 
     def write(self, folder: Path) -> None:
         """Writes the manifest into `folder`."""
@@ -53,6 +57,8 @@ class Manifest:
             "files": dict(self.files),
             "aliases": dict(self.aliases),
         }
+        if self.architecture is not None:
+            content["architecture"] = dict(self.architecture)
         (folder / MANIFEST_NAME).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -82,9 +88,9 @@ class Manifest:
                 expected=f"format {FORMAT_VERSION} or older",
                 fix="Upgrade narrowcast",
             )
-        if strange := sorted(set(content) ^ _FIELDS):
+        if strange := sorted((set(content) - _OPTIONAL) ^ _FIELDS):
             raise _invalid(f"field {strange[0]!r} is {'unknown' if strange[0] in content else 'missing'}")
-        for name in ("files", "aliases"):
+        for name in ("files", "aliases", *(_OPTIONAL & set(content))):
             if not isinstance(content[name], dict):
                 raise _invalid(f"field {name!r} is not a table")
         if not all(type(value) is int for value in content["files"].values()):
@@ -100,7 +106,8 @@ class Manifest:
             raise _invalid(f"{type(error).__name__}: {error}") from error
         if not isinstance(policy, DTypePolicyMap):
             raise _invalid("field 'map' is not a map")
-        return cls(content["framework"], policy, plan, content["files"], content["aliases"])
+        architecture = content.get("architecture")
+        return cls(content["framework"], policy, plan, content["files"], content["aliases"], architecture)
 
 
 def _invalid(why: str) -> CheckpointError:

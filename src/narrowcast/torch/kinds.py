@@ -19,7 +19,16 @@ from torch.nn.utils import parametrize
 
 from narrowcast.torch.scheme import Carried
 
-__all__ = ["Kind", "details_of", "float_shapes", "kind_of", "owned_children", "state_prefix", "working_module"]
+__all__ = [
+    "Kind",
+    "details_of",
+    "float_shapes",
+    "is_layer",
+    "kind_of",
+    "owned_children",
+    "state_prefix",
+    "working_module",
+]
 
 _Shapes = Mapping[str, tuple[int, ...]]
 
@@ -191,6 +200,11 @@ def _of(module: nn.Module) -> _Class:
 
 def _record(module: nn.Module) -> Kind | None:
     return None if "forward" in module.__dict__ else _of(module).record
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Says whether a module is a layer of `narrowcast.layers`, which is imported only where one is met."""
+    return getattr(type(module), "_narrowcast_layer", False) is True
 
 
 def working_module(module: nn.Module) -> nn.Module:

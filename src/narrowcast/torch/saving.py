@@ -7,7 +7,7 @@ same architecture, checks everything, and only then changes the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from narrowcast.plan.plan import Plan
 from narrowcast.plan.tree import Site, Tree
 from narrowcast.torch import fused, scheme
 from narrowcast.torch.apply import _attach, carries_out, modules_by_path, plan, plan_of
+from narrowcast.torch.architecture import describe, make, make_ready
 from narrowcast.torch.kinds import state_prefix, working_module
 from narrowcast.torch.scheme import Change
 from narrowcast.torch.tree import tree
@@ -66,22 +67,27 @@ def save(model: nn.Module, folder: str | Path, *, max_shard_bytes: int = DEFAULT
         files = write_tensors(
             tensors, staging, framework="torch", max_shard_bytes=max_shard_bytes, metadata={"format": "pt"}
         )
-        Manifest("torch", attached.policy, attached, files, aliases).write(staging)
+        architecture = describe(model)
+        Manifest("torch", attached.policy, attached, files, aliases, architecture).write(staging)
 
 
-def load(model: nn.Module, folder: str | Path) -> nn.Module:
+def load(model: nn.Module | None, folder: str | Path, *, custom_objects: Mapping[str, Any] | None = None) -> nn.Module:
     """Gives a fresh model the policies and tensors of a saved folder, in place, and returns it.
 
     Nothing is quantized again: the stored forms are taken from the file. Parameters stay the same objects and take
     the file's dtype; a model on the meta device gets its tensors on the CPU.
 
     Args:
-        model: a model of the architecture that was saved, carrying no policy.
+        model: a model of the architecture that was saved, carrying no policy. Layers of `narrowcast.layers`, which
+            carry one from the beginning, get that of the file; those that are not built are built. `None` makes the
+            model from the folder alone, in eval mode, which a model made of such layers allows.
         folder: what `save` wrote.
+        custom_objects: without a model, classes and functions by name that are not registered.
 
     Raises:
         CheckpointError: the folder is incomplete, corrupt, or of a newer format. The model is unchanged.
         TreeMismatchError: the layers are not those that were saved; lists the differences. The model is unchanged.
+        ConfigError: without a model, a class of the saved config is unknown or does not fit it.
 
     Example:
         >>> import tempfile, torch
@@ -103,6 +109,18 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             expected="'torch'",
             fix="Load it with the framework that saved it",
         )
+    if model is None:
+        model = make(manifest.architecture, custom_objects)
+    put_back = make_ready(model, manifest.architecture)
+    try:
+        _load_into(model, source, manifest)
+    except BaseException:
+        put_back()
+        raise
+    return model
+
+
+def _load_into(model: nn.Module, source: Path, manifest: Manifest) -> None:
     present = tree(model)
     if carrying := [site.path for site in present if site.policy is not None]:
         raise CheckpointError(
@@ -124,7 +142,6 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     changes = _rebuild(model, manifest.plan, stored)
     _attach(model, manifest.plan, changes)
     scheme.commit(changes)
-    return model
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -111,7 +111,7 @@ def as_mask(layer: Any, mask: Any, inputs: Tensor | None = None) -> Tensor:
             expected="bools, True for keep; a mask of floats could be one that is added",
             fix="Give `mask.bool()` where 1 means keep, or `mask == 0` where a large negative number means drop",
         )
-    mask = mask if mask.dtype is torch.bool else mask != 0
+    kept: Tensor = mask if mask.dtype is torch.bool else torch.ne(mask, 0)
     if inputs is not None:
         fits = mask.dim() <= inputs.dim() and all(
             m in (1, i) for m, i in zip(mask.shape[::-1], inputs.shape[::-1], strict=False)
@@ -122,7 +122,7 @@ def as_mask(layer: Any, mask: Any, inputs: Tensor | None = None) -> Tensor:
                 got={"mask": tuple(mask.shape), "inputs": tuple(inputs.shape)},
                 expected="each axis of length 1, or as long as that of the inputs",
             )
-    return mask
+    return kept
 
 
 def masked_softmax(x: Tensor, axes: Sequence[int], mask: Tensor | None) -> Tensor:

@@ -51,6 +51,7 @@ class Layer(Building, Variables, Penalties):
         (torch.bfloat16, torch.float32)
     """
 
+    _narrowcast_layer: ClassVar[bool] = True
     _narrowcast_core: ClassVar[bool] = False  # whether a module called `core` computes
     _narrowcast_kind: ClassVar[str | None] = None  # the kind of site, where it is not to be seen from what it holds
     _narrowcast_float_carrier: ClassVar[type[Any]] = LayerCast

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from narrowcast.errors import LayerError, UnsupportedError
 from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import initializers, regularizers
-from narrowcast.torch.layers.carrying import is_bare
+from narrowcast.torch.layers.carrying import is_empty
 from narrowcast.torch.layers.configs import refuse
 from narrowcast.torch.layers.cores import CoreLayer
 from narrowcast.torch.layers.normalization import wide
@@ -158,7 +158,7 @@ class BatchNormalization(CoreLayer):
             ("running_var", self.moving_variance_initializer),
         ):
             dtype = "float64" if self._variable_dtype() == "float64" else "float32"
-            core.register_buffer(name, torch.empty(shape) if is_bare() else initializer(shape, dtype=dtype))
+            core.register_buffer(name, torch.empty(shape) if is_empty() else initializer(shape, dtype=dtype))
         self.core = core
 
     def call(self, inputs: Any, training: bool | None = None, mask: Tensor | None = None) -> Any:

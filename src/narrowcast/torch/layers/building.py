@@ -108,7 +108,8 @@ class Building(nn.Module):
         """Builds the layer with the shapes that `get_build_config` returned."""
         if is_bare() and self._builds_by_call():
             # What will be loaded says of each layer below what it was built with.
-            self._build_shapes = {"input_shape": shapes.standardize(config.get("input_shape"))}
+            given = config.get("shapes_dict") or {"input_shape": config.get("input_shape")}
+            self._build_shapes = {name: shapes.standardize(shape) for name, shape in given.items()}
             self._settle()
             return
         if config.get("shapes_dict"):

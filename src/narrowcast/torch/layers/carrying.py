@@ -39,25 +39,33 @@ __all__ = [
     "changes_back",
     "changes_to",
     "is_bare",
+    "is_empty",
     "judge",
 ]
 
-_bare: ContextVar[bool] = ContextVar("narrowcast_bare_layers", default=False)
+_carries: ContextVar[bool] = ContextVar("narrowcast_layers_carry", default=True)
+_fills: ContextVar[bool] = ContextVar("narrowcast_layers_fill", default=True)
 
 
 @contextmanager
-def bare() -> Iterator[None]:
-    """Within the block, layers are built without values and carry no policy: both will be loaded."""
-    token = _bare.set(True)
+def bare(*, values: bool = False) -> Iterator[None]:
+    """Within the block, layers are built without a policy and, but for `values`, without values: to be loaded."""
+    carries, fills = _carries.set(False), _fills.set(values)
     try:
         yield
     finally:
-        _bare.reset(token)
+        _carries.reset(carries)
+        _fills.reset(fills)
 
 
 def is_bare() -> bool:
-    """Says whether layers are built without values and policies at present."""
-    return _bare.get()
+    """Says whether layers are built without a policy at present."""
+    return not _carries.get()
+
+
+def is_empty() -> bool:
+    """Says whether variables are made without values at present."""
+    return not _fills.get()
 
 
 class _LayerPolicy:

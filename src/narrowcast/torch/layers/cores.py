@@ -13,7 +13,7 @@ from narrowcast.errors import LayerError, UnsupportedError
 from narrowcast.serialization import serialize
 from narrowcast.torch.layers import activations, initializers, regularizers
 from narrowcast.torch.layers.base import Layer
-from narrowcast.torch.layers.carrying import is_bare
+from narrowcast.torch.layers.carrying import is_empty
 from narrowcast.torch.layers.configs import refuse
 
 __all__ = ["CoreLayer", "KernelLayer", "as_floats"]
@@ -36,7 +36,7 @@ class CoreLayer(Layer):
             arrange: from Keras' layout to that of the core.
         """
         dtype = self._variable_dtype()
-        values = torch.empty(shape, dtype=getattr(torch, dtype)) if is_bare() else initializer(shape, dtype=dtype)
+        values = torch.empty(shape, dtype=getattr(torch, dtype)) if is_empty() else initializer(shape, dtype=dtype)
         if tuple(values.shape) != tuple(shape):
             raise LayerError(
                 f"Initializer of {type(self).__name__} at {self.path!r} returns another shape than it was asked for",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from narrowcast.errors import LayerError
 from narrowcast.torch.layers import weights
 from narrowcast.torch.layers.calls import is_read_by
-from narrowcast.torch.layers.carrying import is_bare
+from narrowcast.torch.layers.carrying import is_empty
 from narrowcast.torch.layers.configs import refuse
 
 __all__ = ["CoreVariable", "Variables"]
@@ -142,7 +142,7 @@ class Variables(nn.Module):
             autocast=autocast,
             regularizer=regularizer,
             name=name,
-            empty=is_bare(),
+            empty=is_empty(),
         )
         self._pending_weights.append((parameter, weight))
         return parameter
