@@ -106,7 +106,9 @@ class Cast(Guarded):
 
     def _narrow(self, name: str) -> Any:
         """The module's parameter called `name` in the compute dtype; `None` where it has none."""
-        parameter = getattr(self, name)
+        # Past nn.Module.__getattr__, which takes a microsecond; a parametrized name is a property of the class.
+        parameters = self._parameters  # type: ignore[attr-defined]
+        parameter = parameters[name] if name in parameters else getattr(self, name)
         if parameter is None or parameter.dtype is self._narrowcast_compute:
             return parameter
         if parameter.dtype is not self._narrowcast_variable:

@@ -78,16 +78,19 @@ class Shadowed(Cast):
         """The parameters of the module, or of a child it owns, cast; `None` where they are all as they have to be."""
         changed = False
         cast: _Tensors = {}
+        variable, compute = self._narrowcast_variable, self._narrowcast_compute
         for name, tensor in module._parameters.items():
-            if tensor is not None and tensor.is_floating_point():
-                if tensor.dtype is not self._narrowcast_variable and tensor.dtype is not self._narrowcast_compute:
-                    raise drift(self, name, tensor.dtype)
-                narrow = tensor if tensor.dtype is via else tensor.to(via)
-                narrow = narrow if inner is via else narrow.to(inner)
-                changed = changed or narrow is not tensor
-                cast[name] = narrow
-            else:
-                cast[name] = tensor
+            cast[name] = tensor
+            dtype = None if tensor is None else tensor.dtype
+            if dtype is variable or dtype is compute:
+                if dtype is not via:
+                    cast[name] = tensor = tensor.to(via)
+                    changed = True
+                if inner is not via:
+                    cast[name] = tensor.to(inner)
+                    changed = True
+            elif tensor is not None and tensor.is_floating_point():
+                raise drift(self, name, tensor.dtype)
         if "parametrizations" in module._modules:
             # Registered after the policy: the value is computed by a property of the class above ours, which the shadow
             # does not have.
@@ -161,54 +164,54 @@ def _run_shadow(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
+    shadows: list[tuple[Any, Any, dict[str, Any], dict[str, _Tensors]]] = []
     if children:
         modules = dict(module._modules)
-        pairs = []
         for name, tensors in children:
-            child = _Shadow(module._modules[name], type(module._modules[name]), {"_parameters": tensors})
-            modules[name] = child.shadow
-            pairs.append(child)
-        whole = _Shadow(module, module._narrowcast_base, {**placed, "_modules": modules})
-    else:
-        pairs = []
-        whole = _Shadow(module, module._narrowcast_base, placed)
+            child = module._modules[name]
+            shadows.append((child, *_shadow(child, type(child), {"_parameters": tensors})))
+            modules[name] = shadows[-1][1]
+        placed["_modules"] = modules
+    base = module._narrowcast_base
+    whole, before, before_inside = _shadow(module, base, placed)
     try:
-        return module._narrowcast_base.forward(whole.shadow, *args, **kwargs)
+        return base.forward(whole, *args, **kwargs)
     finally:
-        whole.copy_back()
-        for child in pairs:
-            child.copy_back()
+        _copy_back(module, whole, before, before_inside, module._narrowcast_derived)
+        for shadow in shadows:
+            _copy_back(*shadow)
 
 
-class _Shadow:
-    """A module's shadow, and what is needed to tell what a forward changed on it."""
+def _shadow(module: Any, cls: Any, placed: dict[str, _Tensors]) -> tuple[Any, dict[str, Any], dict[str, _Tensors]]:
+    """A module's shadow, and copies of its attributes and of what was placed in it, to tell what a forward changes."""
+    # `dict.copy` and not `update`, and past the module's own __setattr__: this is done at every call.
+    state = module.__dict__.copy()
+    state.update(placed)
+    shadow = object.__new__(cls)
+    object.__setattr__(shadow, "__dict__", state)
+    for name in _slots(cls):
+        if hasattr(module, name):
+            object.__setattr__(shadow, name, getattr(module, name))
+    return shadow, state.copy(), {name: values.copy() for name, values in placed.items()}
 
-    __slots__ = ("before", "derived", "module", "placed", "shadow")
 
-    def __init__(self, module: Any, cls: Any, placed: dict[str, dict[str, Any]]) -> None:
-        self.module = module
-        self.derived: tuple[str, ...] = getattr(module, "_narrowcast_derived", ())
-        self.shadow: Any = object.__new__(cls)
-        state = self.shadow.__dict__
-        state.update(module.__dict__)
-        state.update(placed)
-        for name in _slots(cls):
-            if hasattr(module, name):
-                object.__setattr__(self.shadow, name, getattr(module, name))
-        self.before = dict(state)
-        self.placed = {name: dict(values) for name, values in placed.items()}
-
-    def copy_back(self) -> None:
-        module, shadow = self.module, self.shadow
-        _copy_back_entries(module.__dict__, self.before, shadow.__dict__, self.derived)
-        for where, values in self.placed.items():
-            _copy_back_entries(module.__dict__[where], values, self.before[where])
-            if where == "_buffers" and module.training:
-                _copy_back_values(module._buffers, values)
-        cls: Any = type(shadow)
-        for name in _slots(cls):
-            if hasattr(shadow, name):
-                object.__setattr__(module, name, getattr(shadow, name))
+def _copy_back(
+    module: Any,
+    shadow: Any,
+    before: dict[str, Any],
+    before_inside: dict[str, _Tensors],
+    derived: tuple[str, ...] = (),
+) -> None:
+    """Takes over what a forward changed on the shadow, other than what it derives from the parameters."""
+    _copy_back_entries(module.__dict__, before, shadow.__dict__, derived)
+    for where, values in before_inside.items():
+        _copy_back_entries(module.__dict__[where], values, before[where])
+        if where == "_buffers" and module.training:
+            _copy_back_values(module._buffers, values)
+    cls: Any = type(shadow)
+    for name in _slots(cls):
+        if hasattr(shadow, name):
+            object.__setattr__(module, name, getattr(shadow, name))
 
 
 def _copy_back_entries(
