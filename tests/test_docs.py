@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -46,6 +47,30 @@ def test_policy_files_of_the_page_can_be_read(page: Path) -> None:
     for _, source in _blocks(page, "toml"):
         if source.lstrip().startswith(("narrowcast =", "#")):
             assert files.loads(source) is not None
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])
+def test_commands_on_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from narrowcast.cli.app import app
+
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        line
+        for _, source in _blocks(Path(page), "console")
+        for line in re.findall(r"^\$ narrowcast (.*)$", source, re.M)
+    ]
+    ran = [shlex.split(line, comments=True) for line in lines if "examples." in line]
+    assert len(ran) >= 5
+    for words in ran:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"narrowcast {shlex.join(words)}: {done.output}"
+
+
+def test_map_of_the_example_is_the_one_on_the_page() -> None:
+    assert (ROOT / "examples" / "policy.toml").read_text("utf-8") in [
+        s for _, s in _blocks(Path("docs/cli.md"), "toml")
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

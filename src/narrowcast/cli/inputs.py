@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,15 @@ def open_model(address: str, *, weights: bool) -> Any:
     _search_current_folder()
     from narrowcast.torch.address import open_model as open_torch
 
-    return open_torch(address, weights=weights)
+    if not Path(address).is_dir():
+        return open_torch(address, weights=weights)
+    # What transformers and its companions log while they are imported is not about the folder.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        return open_torch(address, weights=weights)
+    finally:
+        logging.disable(before)
 
 
 def read_policy(policy: str) -> Any:

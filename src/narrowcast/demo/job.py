@@ -25,7 +25,7 @@ from narrowcast.dtype_policies import files as policy_files
 from narrowcast.errors import CheckpointError
 from narrowcast.observe.latency import measure
 from narrowcast.report import Latency, Report, page
-from narrowcast.torch.kernels import has_dot_product
+from narrowcast.torch.cpu_kernels import has_dot_product
 
 __all__ = ["Steps", "demo_policy", "run"]
 
