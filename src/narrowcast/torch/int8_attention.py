@@ -67,7 +67,8 @@ class Int8Attention(Int8Weights):
         is_batched = F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, module.num_heads)  # type: ignore[attr-defined]
         key_padding_mask, attn_mask = _additive(key_padding_mask, attn_mask, compute, inner)
         if is_causal and attn_mask is None:
-            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # PyTorch's own words
+            # RuntimeError, as in PyTorch.
+            raise RuntimeError("Attention got is_causal=True without attn_mask. It is a hint about a mask: give both.")
         q, k, v = self._projected(query, key, value, inner)
         batch_first = is_batched and module.batch_first
         if not is_batched:

@@ -1,0 +1,192 @@
+"""Integer kernels against exact integer arithmetic, on the largest sums there are."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+from narrowcast.torch import cpu_kernels
+from narrowcast.torch.cpu_kernels import Fbgemm, OneDnn, Split, split
+
+SHAPES = [
+    (1, 1, 1),
+    (1, 1, 5),
+    (3, 1, 4),
+    (2, 2, 3),
+    (5, 7, 1),
+    (4, 13, 17),
+    (33, 129, 31),
+    (64, 256, 48),
+    (3, 1000, 8),
+]
+
+
+def codes(*shape, seed=0, largest=127):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-largest, largest + 1, shape, generator=generator).to(torch.int8)
+
+
+def exact(x, weight, scale):
+    """The sum in integers, one rounding to float32, one multiplication: what every kernel has to give, bit for bit."""
+    return (x.long() @ weight.long().t()).to(torch.float32) * scale.reshape(-1)
+
+
+def scales(num):
+    return torch.rand(num, 1, generator=torch.Generator().manual_seed(1)) + 0.01
+
+
+def test_the_kernels_that_this_cpu_uses_are_exact_on_the_largest_sums():
+    kernels = cpu_kernels.cpu_kernels()
+    for kernel in {kernels.few, kernels.many} - {None}:
+        for rows, inner, outer in SHAPES:
+            for x, w in itertools.product((127, -127), repeat=2):
+                layout = kernel(torch.full((outer, inner), w, dtype=torch.int8), torch.ones(outer, 1))
+                product = layout.multiply(torch.full((rows, inner), float(x)))
+                assert (product == x * w * inner).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_split_kernel_is_exact_on_any_codes(shape):
+    rows, inner, outer = shape
+    x, weight, scale = codes(rows, inner), codes(outer, inner, seed=2), scales(outer)
+    assert torch.equal(Split(weight, scale).multiply(x.float()), exact(x, weight, scale))
+
+
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_kernels_are_exact_where_no_pair_can_overflow(kernel, shape):
+    rows, inner, outer = shape
+    # Two neighbours of at most 64 stay within 255 * 128 on every CPU.
+    x, weight, scale = codes(rows, inner), codes(outer, inner, seed=2, largest=64), scales(outer)
+    assert torch.equal(kernel(weight, scale).multiply(x.float()), exact(x, weight, scale))
+
+
+@pytest.mark.skipif(not cpu_kernels.has_dot_product(), reason="saturates without an 8-bit dot product")
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_kernels_are_exact_on_any_codes_with_a_dot_product(kernel, shape):
+    rows, inner, outer = shape
+    x, weight, scale = codes(rows, inner), codes(outer, inner, seed=2), scales(outer)
+    assert torch.equal(kernel(weight, scale).multiply(x.float()), exact(x, weight, scale))
+
+
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Split])
+def test_codes_may_come_as_bytes_shifted_by_128(kernel):
+    x, weight, scale = codes(6, 20), codes(9, 20, seed=2, largest=64), scales(9)
+    shifted = (x.to(torch.int16) + 128).to(torch.uint8)
+    layout = kernel(weight, scale)
+    assert torch.equal(layout.multiply(shifted), layout.multiply(x.float()))
+
+
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Split])
+def test_a_layout_does_not_change_with_the_weight_it_was_made_from(kernel):
+    x, weight, scale = codes(6, 20).float(), codes(9, 20, seed=2, largest=64), scales(9)
+    layout = kernel(weight, scale)
+    expected = layout.multiply(x)
+    weight.zero_()
+    scale.zero_()
+    assert torch.equal(layout.multiply(x), expected)
+
+
+def test_a_kernel_that_saturates_is_found_out():
+    """What oneDNN and FBGEMM do without VNNI, written out: sums of two products stop at 16 bits."""
+
+    class Saturating:
+        num_bytes = 0
+
+        def __init__(self, weight, scale):
+            self.weight = weight.long()
+
+        def multiply(self, x):
+            shifted = x.long() + 128
+            pairs = shifted[:, None, 0::2] * self.weight[:, 0::2] + shifted[:, None, 1::2] * self.weight[:, 1::2]
+            return (pairs.clamp(-(2**15), 2**15 - 1).sum(-1) - 128 * self.weight.sum(-1)).float()
+
+    assert not cpu_kernels._fits(Saturating)
+
+
+def test_a_kernel_that_this_pytorch_does_not_have_is_not_used(monkeypatch):
+    def gone(weight, scale):
+        raise AttributeError("no such operator")
+
+    assert not cpu_kernels._fits(gone)
+
+
+@pytest.mark.parametrize(
+    "has_dot_product, fits, expected",
+    [
+        (True, {OneDnn, Split}, (True, OneDnn, OneDnn)),
+        (True, {Split}, (False, Split, Split)),
+        (False, {OneDnn, Fbgemm, Split}, (False, Split, Split)),
+        (False, set(), (False, None, None)),
+    ],
+)
+def test_the_choice_of_kernels_goes_by_what_the_cpu_has_and_what_is_exact(monkeypatch, has_dot_product, fits, expected):
+    monkeypatch.setattr(cpu_kernels, "has_dot_product", lambda: has_dot_product)
+    monkeypatch.setattr(cpu_kernels, "_fits", lambda kernel: kernel in fits)
+    cpu_kernels.cpu_kernels.cache_clear()
+    try:
+        assert tuple(cpu_kernels.cpu_kernels()) == expected
+    finally:
+        cpu_kernels.cpu_kernels.cache_clear()
+
+
+def test_the_faster_of_two_exact_kernels_takes_few_products(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_dot_product", lambda: True)
+    monkeypatch.setattr(cpu_kernels, "_fits", lambda kernel: True)
+    monkeypatch.setattr(cpu_kernels, "_time_few", lambda kernel: 1.0 if kernel is Fbgemm else 2.0)
+    cpu_kernels.cpu_kernels.cache_clear()
+    try:
+        assert tuple(cpu_kernels.cpu_kernels()) == (True, Fbgemm, OneDnn)
+    finally:
+        cpu_kernels.cpu_kernels.cache_clear()
+
+
+def test_split_adds_up_and_no_neighbours_of_it_can_overflow():
+    values = torch.arange(-127, 128, dtype=torch.int16)
+    weight = torch.cartesian_prod(values, values).to(torch.int8)  # every pair there is
+    safe, rest = split(weight)
+    assert torch.equal(safe.to(torch.int16) + rest.to(torch.int16), weight.to(torch.int16))
+    for addend in (safe, rest):
+        wide = addend.long()
+        highest = 255 * wide.clamp(min=0).sum(1)
+        lowest = 255 * wide.clamp(max=0).sum(1)
+        assert highest.max() <= 2**15 - 1
+        assert lowest.min() >= -(2**15)
+
+
+def test_split_leaves_even_positions_of_the_rest_empty_and_odd_lengths_whole():
+    weight = torch.full((2, 5), 127, dtype=torch.int8)
+    safe, rest = split(weight)
+    assert rest.tolist() == [[0, 126, 0, 126, 0]] * 2
+    assert safe.tolist() == [[127, 1, 127, 1, 127]] * 2
+
+
+def test_the_rest_takes_half_the_work_where_its_odd_positions_cannot_overflow():
+    layout = Split(codes(8, 64, largest=90), scales(8))
+    assert layout._odd_only
+    assert layout.num_bytes == 8 * 64 * 3 // 2
+    full = Split(torch.full((8, 64), 127, dtype=torch.int8), scales(8))
+    assert not full._odd_only
+    assert full.num_bytes == 8 * 64 * 2
+
+
+def test_weights_without_large_neighbours_are_multiplied_once():
+    layout = Split(codes(8, 64, largest=64), scales(8))
+    assert layout._rest is None
+    assert layout.num_bytes == 8 * 64
+
+
+def test_packing_neither_warns_nor_changes_the_quantized_engine():
+    engine = torch.backends.quantized.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.set_warn_always(True)
+        try:
+            Fbgemm(codes(4, 8), scales(4))
+        finally:
+            torch.set_warn_always(False)
+    assert torch.backends.quantized.engine == engine
