@@ -21,7 +21,7 @@ class Building(nn.Module):
 
     path: Any
     call: Any
-    built: bool
+    built: bool = False
     _trainable: bool
     _is_settled: bool
     _is_building: bool
