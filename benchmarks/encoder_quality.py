@@ -23,6 +23,9 @@ from result import write
 CLAIM = "The encoder in int8: mean cosine to float32 at least 0.997, verse retrieval R@1 within 0.005 of float32"
 
 
+OURS = "int8 (the demo's map)"
+
+
 def verses(package: str) -> dict[int, str]:
     """The verses of a translation by their number. The package is read and not imported."""
     tree = ast.parse((package_folder(package) / "plain_text_readers_bible.py").read_text("utf-8"))
@@ -59,7 +62,7 @@ def main() -> None:
         "bfloat16": copy.deepcopy(trained).bfloat16(),
         "torchao int8": torchao_int8(copy.deepcopy(trained)),
         "int8 (every layer that can)": frameworks.apply(copy.deepcopy(trained), "int8"),
-        "int8 (the demo's map)": frameworks.apply(copy.deepcopy(trained), demo_policy()),
+        OURS: frameworks.apply(copy.deepcopy(trained), demo_policy()),
     }
     queries, targets = pairs()
     texts = documents()
@@ -70,17 +73,19 @@ def main() -> None:
         embedded = encoder.embed(texts)
         expected = embedded if expected is None else expected
         cosines = (embedded * expected).sum(-1)
-        found[name] = float(cosines.mean()), recall(encoder.embed(queries), encoder.embed(targets))
+        # Retrieval is what is claimed of two of them, and slow for those that have no fast kernel on some machines.
+        claimed = name in ("float32", OURS)
+        found[name] = float(cosines.mean()), recall(encoder.embed(queries), encoder.embed(targets)) if claimed else None
         rows.append(
             {
                 "encoder": name,
                 "mean cosine": f"{found[name][0]:.4f}",
                 "least cosine": f"{float(cosines.min()):.4f}",
                 "Spearman with people": f"{agreement(embedded):.3f}",
-                f"R@1 of {len(queries)} verses": f"{found[name][1]:.3f}",
+                f"R@1 of {len(queries)} verses": "" if found[name][1] is None else f"{found[name][1]:.3f}",
             }
         )
-    cosine, found_recall = found["int8 (the demo's map)"]
+    cosine, found_recall = found[OURS]
     write(
         __file__,
         claim=CLAIM,
