@@ -18,7 +18,7 @@ def observe(
     *,
     every: int | None = None,
     overhead: float = 0.1,
-    max_elements: int = 8192,
+    max_elements: int = 4096,
     num_points: int = 256,
     writer: ScalarWriter | None = None,
 ) -> Watch:
@@ -37,7 +37,7 @@ def observe(
         overhead: how much time recording may take, as a share of the steps' own time; of no effect where `every` is
             given.
         max_elements: how many elements of each tensor are looked at for everything but the largest magnitude. A share
-            of 8192 elements is off by at most about 1 % in 19 of 20 cases.
+            of 4096 elements is off by at most 1.6 % in 19 of 20 cases, and one over many steps by less.
         num_points: the least number of points of a history that are kept (at most twice as many are) once there were
             that many.
         writer: an object with TensorBoard's `add_scalar(tag, value, step)`; it gets what each recorded step came to.

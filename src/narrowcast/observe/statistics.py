@@ -16,7 +16,8 @@ from torch import Tensor
 
 from narrowcast.dtype_policies import dtypes
 from narrowcast.dtype_policies.dtypes import DType
-from narrowcast.numerics.scaling import saturating_scale, symmetric_scale
+from narrowcast.numerics.scaling import symmetric_scale
+from narrowcast.torch.float8_state import current_scale
 
 __all__ = ["FIELDS", "HISTOGRAM", "NUM_FIELDS", "Groups", "Narrow", "compare", "measure", "sample"]
 
@@ -161,11 +162,12 @@ def _scales(narrow: Narrow, dtype: DType, amax: Tensor, magnitudes: Tensor) -> t
     if narrow.groups is Groups.NONE:
         return None, None
     shared = amax if narrow.groups is Groups.TENSOR else magnitudes.amax(-1, keepdim=True)
-    own = symmetric_scale if dtype.is_integer else saturating_scale
-    factor, inverse = own(shared.nan_to_num(1.0, 1.0, 1.0), dtype.largest)
-    if narrow.scale is None:
+    if dtype.is_integer:
+        factor, inverse = symmetric_scale(shared.nan_to_num(1.0, 1.0, 1.0), dtype.largest)
         return factor, inverse
-    factor = torch.where(narrow.scale > 0, narrow.scale, factor)
+    factor = current_scale(shared, dtype.largest)
+    if narrow.scale is not None:
+        factor = torch.where(narrow.scale > 0, narrow.scale, factor)
     return factor, 1.0 / factor
 
 

@@ -81,7 +81,7 @@ SMALL = Settings(
     num_blocks=3,
     context=64,
     num_windows=16,
-    num_steps=1500,
+    num_steps=800,
     learning_rate=4e-3,
     num_warmup_steps=50,
 )
