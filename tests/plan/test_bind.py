@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, get, keep
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, QuantizedFloat8DTypePolicy, get, keep
 from narrowcast.errors import PatternError, PlanError, PolicyError, UnsupportedError
-from narrowcast.plan import Plan, Status, Tree, as_map, bind
+from narrowcast.plan import Plan, Site, Status, Tree, Verdict, as_map
+from narrowcast.plan.bind import bind
 from tests.plan.models import FakeCarrier, container, encoder, plan, site, tied
 
 INT8 = "int8_from_float32"
@@ -204,6 +205,33 @@ def test_another_policy_over_a_quantized_one_is_an_error(policy: str) -> None:
         f"Rule 'a|b' asks for {asked} where {INT8} is carried out already (2 layers, the first 'a'); "
         "dequantize the model first",
     )
+
+
+class Float8Carrier(FakeCarrier):
+    """Carries every mode of float8 as `FakeCarrier` carries int8."""
+
+    def judge(self, site: Site, policy: DTypePolicy) -> Verdict:
+        if isinstance(policy, QuantizedFloat8DTypePolicy):
+            return Verdict(Status.APPLIED, "", site.num_bytes, 0, "float8 kernel")
+        return super().judge(site, policy)
+
+
+def _training() -> Tree:
+    return Tree((container(""), site("a", policy=get("float8_from_mixed_bfloat16"))))
+
+
+@pytest.mark.parametrize(
+    "asked, given_name", [("float8/current", "float8/current_from_mixed_bfloat16"), ("float8/block_from_bfloat16",) * 2]
+)
+def test_a_mode_of_the_same_family_takes_over_from_one_that_trains(asked: str, given_name: str) -> None:
+    row = bind(_training(), {"a": asked}, Float8Carrier())["a"]
+    assert (row.status, row.given.name) == (Status.APPLIED, given_name)
+
+
+@pytest.mark.parametrize("policy", ["int8", "bfloat16"])
+def test_a_policy_of_another_family_over_one_that_trains_is_an_error(policy: str) -> None:
+    with pytest.raises(PlanError, match="dequantize the model first"):
+        bind(_training(), {"a": policy}, Float8Carrier())
 
 
 def test_a_float_policy_over_a_float_policy_is_given() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, asked, keep
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, asked, keep, registry
 from narrowcast.errors import NarrowcastError, PlanError, PolicyError, UnsupportedError
 from narrowcast.plan.carrier import Carrier, Status, Verdict
 from narrowcast.plan.findings import Findings, quoted
@@ -151,7 +151,7 @@ def _bind_site(site: Site, choice: Choice, judge: _Judge) -> tuple[Row, str]:
         return replace(base, status=Status.NOT_A_TARGET, reason=reason), ""
     if policy == present:
         return replace(base, status=Status.APPLIED, reason="carries it already"), ""
-    if present is not None and present.source is not None:
+    if present is not None and _stands_in_the_way(present, policy):
         conflict = f"asks for {choice.asked.name} where {present.name} is carried out already"
         return replace(
             base, status=Status.NOT_A_TARGET, reason=f"carries {present.name}; dequantize it first"
@@ -162,6 +162,17 @@ def _bind_site(site: Site, choice: Choice, judge: _Judge) -> tuple[Row, str]:
     if verdict.status is Status.FELL_BACK:
         return _fall_back(base, choice, verdict, judge), ""
     return replace(base, status=Status.NOT_A_TARGET, reason=verdict.reason), ""
+
+
+def _stands_in_the_way(present: DTypePolicy, policy: DTypePolicy) -> bool:
+    """Whether `policy` can only come once `present` is taken away.
+
+    A mode that trains leaves the parameters as they were, so another mode of its family takes over from it: a recipe is
+    changed in mid-training, or what was trained is stored for inference.
+    """
+    if present.source is None:
+        return False
+    return not (registry.mode_of(present).is_trainable and type(policy) is type(present))
 
 
 def _as_it_is(site: Site, choice: Choice, present: DTypePolicy | None, judge: _Judge) -> Row:

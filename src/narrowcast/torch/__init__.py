@@ -1,9 +1,9 @@
 """PyTorch: trees of modules, plans carried out on them, and saved models."""
 
 # Importing a scheme's file registers it: one line a mode.
-from narrowcast.torch import casting, int8
+from narrowcast.torch import casting, float8, int8
 from narrowcast.torch.apply import apply, dequantize, plan, plan_of
 from narrowcast.torch.saving import load, save
 from narrowcast.torch.tree import tree
 
-__all__ = ["apply", "casting", "dequantize", "int8", "load", "plan", "plan_of", "save", "tree"]
+__all__ = ["apply", "casting", "dequantize", "float8", "int8", "load", "plan", "plan_of", "save", "tree"]

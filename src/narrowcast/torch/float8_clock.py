@@ -1,0 +1,358 @@
+"""When the state of delayed scaling moves on: once an optimizer step, for all layers at once.
+
+A hook on PyTorch's optimizers is the clock. It advances every float8 layer that has seen something since the last time;
+a layer that has not does not move, so a second optimizer, or one that calls the hook twice, finds nothing to do. A step
+that a gradient scaler skipped does not count, and what it saw is forgotten. Where an optimizer steps inside backward,
+parameter by parameter, the state moves on once, when backward is over.
+
+With several ranks the pending amaxes are brought to their maximum first, by one all-reduce over the ranks that train
+one model: those given to `set_clock`, those of the FSDP mesh, or those of the DistributedDataParallel around the
+layers.
+
+The histories of all layers lie in one matrix, so that they move on as one tensor. It is a cache: the layers' own
+buffers are views of it as long as nobody replaces them, and it is made anew where one was replaced (a move to another
+device, a copy, a load that assigns).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from narrowcast.errors import ModelError
+from narrowcast.numerics.scaling import LARGEST_FLOAT32
+from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE
+
+__all__ = ["advance", "forget", "note_forward", "register", "set_clock"]
+
+_CLOCKS = ("optimizer", "manual")
+_MANUAL = "_float8_manual"
+_NO_BACKWARD = -1
+
+_layers: dict[int, weakref.ref[Any]] = {}
+"""Every layer with float8 state, in the order in which they came to be: the same on all ranks."""
+_given_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The process groups that were given, by layer. Not kept in the layer: they cannot be copied."""
+_arenas: list[Arena] = []
+_lock = threading.RLock()
+
+
+@dataclass
+class _Clock:
+    """What the clock remembers between two calls.
+
+    Args:
+        num_registered: how many layers were registered so far.
+        is_hooked: whether the hook is in place.
+        is_stale: whether layers came since the arenas were made.
+        outermost: the backward in which a forward is recomputed, by its number; what steps inside it waits for its end.
+        queued: the last backward at whose end the state moves on.
+        is_due: whether an optimizer stepped inside a backward that is not over.
+        has_warned: whether the warning about ranks without a group was given.
+    """
+
+    num_registered: int = 0
+    is_hooked: bool = False
+    is_stale: bool = True
+    outermost: int = _NO_BACKWARD
+    queued: int = _NO_BACKWARD
+    is_due: bool = False
+    has_warned: bool = False
+
+
+_clock = _Clock()
+
+
+def register(layer: Any) -> None:
+    """Makes the clock know a layer, which has, or is about to have, float8 state. Knowing it twice does no harm."""
+    with _lock:
+        key = _clock.num_registered
+        _clock.num_registered += 1
+        _layers[key] = weakref.ref(layer, lambda _: _layers.pop(key, None))
+        _clock.is_stale = True
+        if not _clock.is_hooked:
+            register_optimizer_step_post_hook(_after_step)
+            _clock.is_hooked = True
+
+
+def set_clock(model: nn.Module, clock: str = "optimizer", *, group: Any = None) -> None:
+    """Chooses what moves the float8 state of a model on, and which ranks share it.
+
+    Args:
+        model: a model with float8 layers.
+        clock: `"optimizer"`: every step of an optimizer of PyTorch, which is how every model begins. `"manual"`: calls
+            of `advance` only, for optimizers that are not PyTorch's, or to choose the moment.
+        group: the process group whose ranks train this model together. `None`: that of the FSDP mesh or of the
+            DistributedDataParallel around it, found when the state first moves on.
+
+    Raises:
+        ModelError: the clock is unknown, or the model has no layer with float8 state.
+
+    Example:
+        >>> import narrowcast
+        >>> model = narrowcast.apply(nn.Linear(16, 16), "float8")
+        >>> set_clock(model, "manual")
+        >>> _ = model(torch.ones(1, 16))
+        >>> advance(model)
+        >>> model.float8_scale[0]
+        tensor(448.)
+    """
+    if clock not in _CLOCKS:
+        raise ModelError("Clock is unknown", got={"clock": clock}, expected="'optimizer' or 'manual'")
+    manual = _clock.num_registered if clock == _CLOCKS[1] else None  # a number that tells models apart
+    for layer in _layers_of(model):
+        layer.__dict__[_MANUAL] = manual
+        if group is None:
+            _given_groups.pop(layer, None)
+        else:
+            _given_groups[layer] = group
+    _clock.is_stale = True
+
+
+def advance(model: nn.Module) -> None:
+    """Moves the float8 state of a model on, as an optimizer step does. Needed with `set_clock(model, "manual")` only.
+
+    With several ranks, all of them have to call it.
+
+    Raises:
+        ModelError: the model has no layer with float8 state.
+    """
+    chosen = {id(layer) for layer in _layers_of(model)}
+    _advance([arena for arena in _current() if any(id(layer) in chosen for layer in arena.living())], chosen)
+
+
+def forget() -> None:
+    """Drops what was seen since the last advance by all layers on the optimizer's clock: the step was skipped."""
+    with torch.no_grad():
+        for arena in _current():
+            if not arena.is_manual:
+                torch._foreach_zero_(arena.pending)
+
+
+def note_forward() -> None:
+    """Tells the clock that a layer's forward runs while it trains.
+
+    A forward inside a backward is a recomputation. An optimizer that steps inside the same backward must not move the
+    state on before the last of them, and the innermost backward, in which it steps, ends before that.
+    """
+    task = torch._C._current_graph_task_id()
+    if task == _NO_BACKWARD:
+        if _clock.is_due or _clock.outermost != _NO_BACKWARD:  # a backward that did not come to its end
+            _settle()
+    elif _clock.outermost == _NO_BACKWARD:
+        _clock.outermost = task
+        _engine().queue_callback(_settle)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """The hook: a step of any optimizer of PyTorch is over."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and bool(found_inf):
+        forget()  # a fused optimizer was told to skip, and calls the hook all the same
+        return
+    _clock.is_due = True
+    task = torch._C._current_graph_task_id()
+    if task == _NO_BACKWARD:
+        _settle()
+    elif _clock.outermost == _NO_BACKWARD and _clock.queued != task:
+        _clock.queued = task
+        _engine().queue_callback(_settle)
+
+
+def _settle() -> None:
+    """Moves the state on if an optimizer stepped since it last did."""
+    _clock.outermost = _NO_BACKWARD
+    if _clock.is_due:
+        _clock.is_due = False
+        _advance([arena for arena in _current() if not arena.is_manual])
+
+
+def _engine() -> Any:
+    return torch.autograd.Variable._execution_engine
+
+
+def _advance(arenas: list[Arena], only: set[int] | None = None) -> None:
+    with torch.no_grad():
+        for arena in arenas:
+            if not arena.groups and not _clock.has_warned and _num_ranks() > 1 and arena.has_seen():
+                _clock.has_warned = True
+                warnings.warn(_NO_GROUP, stacklevel=2)
+            arena.advance(only)
+
+
+_NO_GROUP = (
+    "float8 layers train on several ranks and none of them knows with whom, so each rank keeps scales of its own. Give "
+    "the ranks that train this model together: narrowcast.torch.set_clock(model, group=...)."
+)
+
+
+def _num_ranks() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _layers_of(model: nn.Module) -> list[Any]:
+    found = [module for module in model.modules() if PENDING in module.__dict__]
+    if not found:
+        raise ModelError(
+            "Model has no layer with float8 state",
+            got={"type": type(model).__name__},
+            expected="a model with a layer under the mode 'float8'",
+            fix='Apply it first: narrowcast.apply(model, "float8")',
+        )
+    return found
+
+
+class Arena:
+    """Layers whose state moves on as one tensor: on one device, with one length of history and one group of ranks.
+
+    Args:
+        layers: the layers.
+        groups: the process groups to reduce over, one after the other.
+        is_manual: whether the clock is `advance`.
+    """
+
+    def __init__(self, layers: list[Any], groups: tuple[Any, ...], *, is_manual: bool) -> None:
+        self.groups = groups
+        self.is_manual = is_manual
+        self._use_max = bool(layers[0]._float8_use_max)
+        self._layers = [weakref.ref(layer) for layer in layers]
+        self.scale = [layer._buffers[SCALE] for layer in layers]
+        self.pending = [layer.__dict__[PENDING] for layer in layers]
+        self._sizes = [scale.shape[0] for scale in self.scale]
+        self.history = torch.cat([layer._buffers[HISTORY] for layer in layers])
+        self.index = torch.cat([layer._buffers[INDEX] for layer in layers]).unsqueeze(1)
+        row = 0
+        for layer, size in zip(layers, self._sizes, strict=True):
+            layer._buffers[HISTORY] = self.history[row : row + size]
+            layer._buffers[INDEX] = self.index[row : row + size, 0]
+            row += size
+        self._addresses = [_addresses(layer) for layer in layers]
+        largest = [to.largest * 2.0 ** -layers[0]._float8_margin for _, to in ROLES]
+        self._largest = torch.tensor(largest * (row // len(largest)), device=self.history.device)
+
+    def living(self) -> Iterator[Any]:
+        """The layers that still exist."""
+        for reference in self._layers:
+            layer = reference()
+            if layer is not None:
+                yield layer
+
+    def is_current(self) -> bool:
+        """Whether the layers' buffers are still the ones that this moves on."""
+        for reference, addresses in zip(self._layers, self._addresses, strict=True):
+            layer = reference()
+            if layer is not None and (PENDING not in layer.__dict__ or _addresses(layer) != addresses):
+                return False
+        return True
+
+    def has_seen(self) -> bool:
+        """Whether any layer has seen something since the last advance."""
+        return any(bool(pending.any()) for pending in self.pending)
+
+    def advance(self, only: set[int] | None = None) -> None:
+        """Moves the layers on, in place; see `narrowcast.numerics.delayed_scaling.advance`.
+
+        Args:
+            only: the ids of the layers to move; `None`: all.
+        """
+        if only is not None:
+            kept = [pending.clone() for pending in self.pending]
+            for reference, pending in zip(self._layers, self.pending, strict=True):
+                if id(reference()) not in only:
+                    pending.zero_()
+        pending = torch.cat(self.pending)
+        for group in self.groups:
+            torch.distributed.all_reduce(pending, torch.distributed.ReduceOp.MAX, group)
+        moves = pending > 0
+        entry = torch.where(moves, pending, self.history.gather(1, self.index)[:, 0])
+        self.history.scatter_(1, self.index, entry.unsqueeze(1))
+        magnitude = self.history.amax(1) if self._use_max else pending
+        fresh = (self._largest / magnitude).clamp_max_(LARGEST_FLOAT32)
+        scale = torch.where(moves, fresh, torch.cat(self.scale))
+        self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
+        torch._foreach_copy_(self.scale, list(torch.split(scale, self._sizes)))
+        torch._foreach_zero_(self.pending)
+        if only is not None:
+            for reference, pending, before in zip(self._layers, self.pending, kept, strict=True):
+                if id(reference()) not in only:
+                    pending.copy_(before)
+
+
+def _addresses(layer: Any) -> tuple[int, ...]:
+    buffers = layer._buffers
+    return (
+        buffers[SCALE].data_ptr(),
+        buffers[HISTORY].data_ptr(),
+        buffers[INDEX].data_ptr(),
+        layer.__dict__[PENDING].data_ptr(),
+    )
+
+
+def _current() -> list[Arena]:
+    """The arenas, made anew where layers came, or where their buffers are no longer those of their arena."""
+    with _lock:
+        if _clock.is_stale or not all(arena.is_current() for arena in _arenas):
+            _arenas[:] = _make_arenas()
+            _clock.is_stale = False
+        return list(_arenas)
+
+
+def _make_arenas() -> list[Arena]:
+    around: dict[int, Any] = {}
+    if is_shared := _num_ranks() > 1:
+        # What is reduced has one row a role, so layers that are gone must be gone on all ranks alike.
+        gc.collect()
+        wrapper = nn.parallel.DistributedDataParallel
+        for found in gc.get_objects():
+            if issubclass(type(found), wrapper):
+                around.update((id(module), found) for module in found.modules())
+    chosen: dict[Any, list[Any]] = {}
+    groups_of: dict[Any, tuple[Any, ...]] = {}
+    for layer in _living():
+        groups = _groups_of(layer, around.get(id(layer))) if is_shared else ()
+        key = (
+            layer.float8_scale.device,
+            layer.float8_amax_history.shape[1],
+            layer._float8_margin,
+            layer._float8_use_max,
+            layer.__dict__.get(_MANUAL),
+            tuple(group.group_name for group in groups),
+        )
+        chosen.setdefault(key, []).append(layer)
+        groups_of[key] = groups
+    with torch.inference_mode(False), torch.no_grad():
+        return [Arena(layers, groups_of[key], is_manual=key[4] is not None) for key, layers in chosen.items()]
+
+
+def _living() -> Iterator[Any]:
+    """Every layer that has state with values, once, in the order of registration."""
+    seen: set[int] = set()
+    for reference in list(_layers.values()):
+        layer = reference()
+        if layer is None or id(layer) in seen or PENDING not in layer.__dict__ or layer.float8_scale.is_meta:
+            continue
+        seen.add(id(layer))
+        yield layer
+
+
+def _groups_of(layer: Any, wrapper: Any) -> tuple[Any, ...]:
+    """The process groups over which a layer's amaxes are brought to their maximum."""
+    given = _given_groups.get(layer)
+    if given is not None:
+        return (given,)
+    for parameter in layer._parameters.values():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            return tuple(mesh.get_group(axis) for axis in range(mesh.ndim))
+    return () if wrapper is None else (wrapper.process_group,)

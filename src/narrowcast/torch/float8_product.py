@@ -1,0 +1,273 @@
+"""The product of a float8 layer, with its gradients: one function a recipe.
+
+Names of axes: r row (token), i inner, o output channel.
+
+    recipe    scale of the input    of the weight     of the gradient     forward               backward
+    delayed   one, from history     one, from history one, from history   e4m3 x e4m3           e5m2 x e4m3
+    current   one, from the data    one               one                 e4m3 x e4m3           e5m2 x e4m3
+    rowwise   one a row             one a channel     one a row, column   e4m3 x e4m3           e5m2 x e4m3
+    block     1 x 128 elements      128 x 128         1 x 128, 128 x 1    e4m3 x e4m3           e5m2 x e4m3
+
+Every scale is float32 and is taken from values in float32. A tensor (or row, or block) that holds NaN or infinity gets
+a `scale_inv` of NaN: clipping would hide an infinity, and whoever looks for one afterwards (a loss scaler) must find
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from narrowcast.torch.float8_gemm import engine_for
+from narrowcast.torch.float8_rounding import FORWARD, GRADIENT, Format, amax, round_to
+from narrowcast.torch.float8_state import current_scale, record, scale_in_use
+from narrowcast.torch.gemm import is_slow
+
+__all__ = ["BLOCK", "block", "by_row", "by_tensor"]
+
+BLOCK = 128
+"""The length of a block along each of its longer sides."""
+
+
+def by_tensor(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    stored: Tensor | None = None,
+    pending: Tensor | None = None,
+    margin: int = 0,
+    wide_gradient: bool = False,
+) -> Tensor:
+    """Returns `x_ri @ weight_oi.T + bias_o` in float8, one scale a tensor.
+
+    Args:
+        x: floats, two axes, at least one element.
+        weight: floats, the parameter in the variable dtype; its gradient arrives in it.
+        bias: floats, or `None`.
+        dtype: the dtype of the result.
+        stored: the scales of input, weight and gradient, float32, shape `(3,)`; 0 where there is none yet. `None`: all
+            come from the data.
+        pending: the pending amaxes of the three, merged in place; `None`: nothing is recorded.
+        margin: powers of two to stay below the largest value where a scale comes from the data.
+        wide_gradient: whether the weight's gradient is multiplied in `dtype` and not in float8.
+
+    Returns:
+        Shape `(r, o)`, `dtype`.
+    """
+    with torch.no_grad():
+        magnitudes = torch.stack([amax(x.detach()), amax(weight.detach())])
+        if stored is None:
+            scales = current_scale(magnitudes, FORWARD.largest, margin)
+            grad_scale = torch.zeros_like(scales[:1])
+        else:
+            scales = scale_in_use(stored[:2], magnitudes, FORWARD.largest, margin)
+            grad_scale = stored[2:].clone()  # the state may move on before backward
+        if pending is not None:
+            record(pending[:2], magnitudes)
+            pending = pending[2:]
+        inverse = _inverse(scales, magnitudes)
+    options = (dtype, stored is not None, margin, wide_gradient)
+    result: Tensor = _ByTensor.apply(x, weight, bias, scales, inverse, grad_scale, pending, *options)
+    return result
+
+
+def _inverse(scale: Tensor, magnitude: Tensor) -> Tensor:
+    """The reciprocal of a scale; NaN where the magnitude is not finite, since 0 times it is NaN."""
+    return torch.add(scale.reciprocal(), magnitude, alpha=0.0)
+
+
+class _ByTensor(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scales: Tensor,
+        inverse: Tensor,
+        grad_scale: Tensor,
+        pending: Tensor | None,
+        dtype: torch.dtype,
+        clip: bool,
+        margin: int,
+        wide_gradient: bool,
+    ) -> Tensor:
+        engine = engine_for(x, weight, dtype, by_row=False)
+        codes = engine.quantize(x, scales[0], FORWARD, clip=clip)
+        weight_codes = engine.quantize(weight, scales[1], FORWARD, clip=clip)
+        # The weight is kept and rounded again in backward: its codes would be a copy of every weight of the model.
+        ctx.save_for_backward(x if wide_gradient else codes, weight, scales, inverse, grad_scale)
+        ctx.pending = pending
+        ctx.options = (dtype, clip, margin, wide_gradient)
+        ctx.x_dtype = x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return engine.forward(codes, weight_codes, inverse[0], inverse[1], bias, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _without_autocast(_by_tensor_gradients, ctx, *grads)
+
+
+def _by_tensor_gradients(ctx: Any, grad: Tensor) -> Any:
+    x, weight, scales, inverse, grad_scale = ctx.saved_tensors
+    dtype, clip, margin, wide_gradient = ctx.options
+    engine = engine_for(grad, weight, dtype, by_row=False)
+    magnitude = amax(grad).reshape(1)
+    scale = scale_in_use(grad_scale, magnitude, GRADIENT.largest, margin)
+    if ctx.pending is not None:
+        record(ctx.pending, magnitude)
+    grad_inverse = _inverse(scale, magnitude)
+    codes = engine.quantize(grad, scale, GRADIENT, clip=clip)
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        weight_codes = engine.quantize(weight, scales[1], FORWARD, clip=clip)
+        grad_x = engine.grad_input(codes, weight_codes, grad_inverse, inverse[1], ctx.x_dtype)
+    if ctx.needs_input_grad[1]:
+        if wide_gradient:
+            grad_weight = _wide_grad_weight(grad, x, dtype, weight.dtype)
+        else:
+            grad_weight = engine.grad_weight(codes, x, grad_inverse, inverse[0], weight.dtype)
+    grad_bias = _grad_bias(ctx, grad)
+    return grad_x, grad_weight, grad_bias, None, None, None, None, None, None, None, None
+
+
+def _without_autocast(gradients: Callable[[Any, Tensor], Any], ctx: Any, grad: Tensor) -> Any:
+    # A backward inside a `torch.autocast` region would multiply in its dtype.
+    if torch._C._is_any_autocast_enabled():
+        with torch.autocast(grad.device.type, enabled=False):
+            return gradients(ctx, grad)
+    return gradients(ctx, grad)
+
+
+def _grad_bias(ctx: Any, grad: Tensor) -> Tensor | None:
+    return grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+
+
+def _wide_grad_weight(grad: Tensor, x: Tensor, dtype: torch.dtype, weight_dtype: torch.dtype) -> Tensor:
+    wide = torch.float32 if is_slow(grad, dtype) else dtype
+    return torch.mm(grad.to(wide).t(), x.to(wide)).to(weight_dtype)
+
+
+def by_row(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, wide_gradient: bool = False
+) -> Tensor:
+    """Returns `x_ri @ weight_oi.T + bias_o` in float8, one scale for each row of what is multiplied.
+
+    The backward products sum over other axes, so every tensor is rounded twice, each time from its own values.
+    Arguments as in `by_tensor`.
+    """
+    result: Tensor = _ByRow.apply(x, weight, bias, dtype, wide_gradient)
+    return result
+
+
+class _ByRow(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, wide_gradient: bool
+    ) -> Tensor:
+        engine = engine_for(x, weight, dtype, by_row=True)
+        x_scale, x_inv = _scales_along(x, 1, FORWARD)
+        weight_scale, weight_inv = _scales_along(weight, 1, FORWARD)
+        ctx.save_for_backward(x, weight)
+        ctx.options = (dtype, wide_gradient)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        codes = engine.quantize(x, x_scale, FORWARD, clip=False)
+        weight_codes = engine.quantize(weight, weight_scale, FORWARD, clip=False)
+        return engine.forward(codes, weight_codes, x_inv, weight_inv, bias, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _without_autocast(_by_row_gradients, ctx, *grads)
+
+
+def _by_row_gradients(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    dtype, wide_gradient = ctx.options
+    engine = engine_for(grad, weight, dtype, by_row=True)
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        scale, inverse = _scales_along(grad, 1, GRADIENT)
+        weight_scale, weight_inv = _scales_along(weight, 0, FORWARD)
+        codes = engine.quantize(grad, scale, GRADIENT, clip=False)
+        weight_codes = engine.quantize(weight, weight_scale, FORWARD, clip=False)
+        grad_x = engine.grad_input(codes, weight_codes, inverse, weight_inv, dtype).to(x.dtype)
+    if ctx.needs_input_grad[1] and wide_gradient:
+        grad_weight = _wide_grad_weight(grad, x, dtype, weight.dtype)
+    elif ctx.needs_input_grad[1]:
+        scale, inverse = _scales_along(grad, 0, GRADIENT)
+        x_scale, x_inv = _scales_along(x, 0, FORWARD)
+        codes = engine.quantize(grad, scale, GRADIENT, clip=False)
+        x_codes = engine.quantize(x, x_scale, FORWARD, clip=False)
+        grad_weight = engine.grad_weight(codes, x_codes, inverse, x_inv, dtype).to(weight.dtype)
+    return grad_x, grad_weight, _grad_bias(ctx, grad), None, None
+
+
+def _scales_along(x: Tensor, axis: int, to: Format) -> tuple[Tensor, Tensor]:
+    magnitude = x.abs().amax(axis, keepdim=True).float()
+    scale = current_scale(magnitude, to.largest)
+    return scale, _inverse(scale, magnitude)
+
+
+def block(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, wide_gradient: bool = False) -> Tensor:
+    """Returns `x_ri @ weight_oi.T + bias_o` in float8, one scale for each block of what is multiplied.
+
+    Blocks are 1 x 128 of activations and gradients along the axis that is summed over, 128 x 128 of weights; at the
+    edges they are smaller. Multiplied in float32 on every device. Arguments as in `by_tensor`.
+    """
+    result: Tensor = _Block.apply(x, weight, bias, dtype, wide_gradient)
+    return result
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, wide_gradient: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.options = (dtype, wide_gradient)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        values = round_blocks(x, (1, BLOCK), FORWARD)
+        weight_values = round_blocks(weight, (BLOCK, BLOCK), FORWARD)
+        return F.linear(values, weight_values, None if bias is None else bias.float()).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _without_autocast(_block_gradients, ctx, *grads)
+
+
+def _block_gradients(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    dtype, wide_gradient = ctx.options
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        weight_values = round_blocks(weight, (BLOCK, BLOCK), FORWARD)
+        grad_x = torch.mm(round_blocks(grad, (1, BLOCK), GRADIENT), weight_values).to(x.dtype)
+    if ctx.needs_input_grad[1] and wide_gradient:
+        grad_weight = _wide_grad_weight(grad, x, dtype, weight.dtype)
+    elif ctx.needs_input_grad[1]:
+        values = round_blocks(x, (BLOCK, 1), FORWARD)
+        grad_weight = torch.mm(round_blocks(grad, (BLOCK, 1), GRADIENT).t(), values).to(weight.dtype)
+    return grad_x, grad_weight, _grad_bias(ctx, grad), None, None
+
+
+def round_blocks(x: Tensor, sizes: tuple[int, int], to: Format) -> Tensor:
+    """Returns a matrix rounded to float8 and multiplied back, one scale for each block; float32, the shape of `x`.
+
+    Example:
+        >>> round_blocks(torch.tensor([[1.0, 0.3]]), (1, 2), FORWARD)
+        tensor([[1.0000, 0.2991]])
+    """
+    rows, columns = x.shape
+    below, right = -rows % sizes[0], -columns % sizes[1]
+    full = F.pad(x, (0, right, 0, below)) if below or right else x
+    blocks = full.reshape(full.shape[0] // sizes[0], sizes[0], full.shape[1] // sizes[1], sizes[1])
+    magnitude = blocks.abs().amax((1, 3), keepdim=True).float()
+    scale = current_scale(magnitude, to.largest)
+    values = round_to(blocks, scale, to, clip=False).mul_(_inverse(scale, magnitude))
+    return values.reshape(full.shape)[:rows, :columns]
