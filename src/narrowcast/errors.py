@@ -16,6 +16,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
     ├── UnsupportedError (NotImplementedError) a mode or layer that this version cannot carry out
     ├── WeightError (ValueError)              values that cannot be quantized: NaN or infinity
+    ├── LossScaleError (ValueError)           a loss scaler's settings, or its calls in the wrong order
     ├── UnsupportedError (NotImplementedError) a mode or layer this version cannot carry out
     ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used
     └── CheckpointError (ValueError)          a saved model: corrupt, incomplete, of a newer format
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "DuplicateRuleError",
     "LayerError",
+    "LossScaleError",
     "MissingRuleError",
     "ModelError",
     "NarrowcastError",
@@ -202,6 +204,10 @@ class LayerError(NarrowcastError, ValueError):
 
 class ConfigError(NarrowcastError, ValueError):
     """A config is not one of an object that can be made again, or a class cannot be saved by name."""
+
+
+class LossScaleError(NarrowcastError, ValueError):
+    """A loss scaler has a setting that cannot work, or is called in the wrong order."""
 
 
 class CheckpointError(NarrowcastError, ValueError):

@@ -131,12 +131,19 @@ def advance(model: nn.Module) -> None:
     _advance([arena for arena in _current() if any(id(layer) in chosen for layer in arena.living())], chosen)
 
 
-def forget() -> None:
-    """Drops what was seen since the last advance by all layers on the optimizer's clock: the step was skipped."""
+def forget(optimizer: Optimizer) -> None:
+    """Drops what layers have seen since the last advance: the step of `optimizer` was skipped.
+
+    That concerns the layers whose parameters it trains, and those that nobody trains, which may be of the same model.
+    """
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     with torch.no_grad():
-        for arena in _current():
-            if not arena.is_manual:
-                torch._foreach_zero_(arena.pending)
+        for layer in _living():
+            own = [parameter for parameter in layer._parameters.values() if parameter is not None]
+            if layer.__dict__.get(_MANUAL) is None and (
+                any(id(parameter) in trained for parameter in own) or not any(p.requires_grad for p in own)
+            ):
+                layer.float8_pending_amax.zero_()
 
 
 def note_forward() -> None:
@@ -158,7 +165,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """The hook: a step of any optimizer of PyTorch is over."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and bool(found_inf):
-        forget()  # a fused optimizer was told to skip, and calls the hook all the same
+        forget(optimizer)  # a fused optimizer was told to skip, and calls the hook all the same
         return
     _clock.is_due = True
     task = torch._C._current_graph_task_id()

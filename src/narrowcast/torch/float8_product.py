@@ -261,7 +261,7 @@ def round_blocks(x: Tensor, sizes: tuple[int, int], to: Format) -> Tensor:
 
     Example:
         >>> round_blocks(torch.tensor([[1.0, 0.3]]), (1, 2), FORWARD)
-        tensor([[1.0000, 0.2991]])
+        tensor([[1.0000, 0.2857]])
     """
     rows, columns = x.shape
     below, right = -rows % sizes[0], -columns % sizes[1]
