@@ -20,6 +20,9 @@ from narrowcast.observe import Summary, observe
 from narrowcast.observe.watch import Watch
 from tests.observe.models import Net, batch, net, train
 
+# A step of a float16 model without a loss scaler is enough here.
+pytestmark = pytest.mark.filterwarnings("ignore:Layers of this model compute in float16")
+
 ALWAYS = partial(observe, every=1)
 
 

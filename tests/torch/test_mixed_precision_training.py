@@ -15,6 +15,9 @@ from torch.nn import functional as F
 import narrowcast
 from tests.torch.models import ConvNet, TinyLM
 
+# Some steps here are taken without a loss scaler on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:Layers of this model compute in float16")
+
 MIXED = ["mixed_bfloat16", "mixed_float16"]
 COMPUTE = {"mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

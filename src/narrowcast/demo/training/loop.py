@@ -21,6 +21,7 @@ from narrowcast.demo.training import checkpoint
 from narrowcast.demo.training.corpus import Corpus
 from narrowcast.demo.training.model import CharTransformer
 from narrowcast.demo.training.recipe import Recipe
+from narrowcast.torch.amp import GradScaler
 
 __all__ = ["LARGE", "SIZES", "SMALL", "TINY", "Settings", "Step", "loss_of", "new_model", "train", "validate"]
 
@@ -80,8 +81,8 @@ SMALL = Settings(
     num_heads=4,
     num_blocks=3,
     context=64,
-    num_windows=16,
-    num_steps=800,
+    num_windows=8,
+    num_steps=600,
     learning_rate=4e-3,
     num_warmup_steps=50,
 )
@@ -162,7 +163,7 @@ def train(recipe: Recipe, settings: Settings, corpus: Corpus, folder: Path, *, s
         model.parameters(), settings.learning_rate, betas=(0.9, 0.98), weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
-    scaler = torch.amp.GradScaler("cpu", enabled=recipe.scales_loss)
+    scaler = GradScaler("cpu", enabled=recipe.scales_loss)
     state: dict[str, checkpoint.Stateful] = {"optimizer": optimizer, "schedule": schedule, "scaler": scaler}
     first = 0 if start is None else checkpoint.restore(start, state)
 
@@ -173,11 +174,10 @@ def train(recipe: Recipe, settings: Settings, corpus: Corpus, folder: Path, *, s
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
-        scale = scaler.get_scale()
-        scaler.step(optimizer)
+        was_taken = scaler.step(optimizer)
         scaler.update()
-        was_taken = scaler.get_scale() >= scale  # a scale that fell says that gradients overflowed
-        schedule.step()
+        if was_taken:
+            schedule.step()
         optimizer.zero_grad()
         seconds = time.perf_counter() - began
 
