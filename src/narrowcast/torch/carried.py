@@ -1,8 +1,8 @@
 """What every module under a float policy has: a forward that casts, and parameters that keep their dtype.
 
 `Guarded` holds the parameters in the variable dtype through `.half()`, `.to(dtype)` and `load_state_dict(assign=True)`.
-`Cast` puts in place of `forward` one that turns `torch.autocast` off and hands over to `_run`, which each kind of
-layer defines.
+`Cast` puts in place of `forward` one that turns `torch.autocast` off and hands over to `_narrowcast_run`, which each
+kind of layer defines. What these classes add to a module's own begins with `_narrowcast`: authors name theirs freely.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GuardedList(Guarded):
 
 
 class Cast(Guarded):
-    """The base of the classes that carry out a float policy; `_run` is what the layer computes.
+    """The base of the classes that carry out a float policy; `_narrowcast_run` is what the layer computes.
 
     Its instances hold the policy as `_dtype_policy` and, for speed, its dtypes as `_narrowcast_compute` and
     `_narrowcast_variable`. `_narrowcast_owned` names children that belong to the site: their parameters are cast too.
@@ -101,10 +101,10 @@ class Cast(Guarded):
         cls._narrowcast_masks = _mask_arguments(base.forward)
         cls.forward = _shielded(base.forward)  # type: ignore[attr-defined]
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def _narrow(self, name: str) -> Any:
+    def _narrowcast_narrow(self, name: str) -> Any:
         """The module's parameter called `name` in the compute dtype; `None` where it has none."""
         # Past nn.Module.__getattr__, which takes a microsecond; a parametrized name is a property of the class.
         parameters = self._parameters  # type: ignore[attr-defined]
@@ -132,8 +132,8 @@ def _shielded(own: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_any_autocast_enabled():
             with _autocast_off(_AUTOCAST_DEVICES[0]), _autocast_off(_AUTOCAST_DEVICES[1]):
-                return self._run(*args, **kwargs)
-        return self._run(*args, **kwargs)
+                return self._narrowcast_run(*args, **kwargs)
+        return self._narrowcast_run(*args, **kwargs)
 
     return forward
 

@@ -23,14 +23,14 @@ class ConvCast(Cast):
         As `LinearCast` where the CPU is slow in the compute dtype.
     """
 
-    def _run(self, input: Tensor) -> Any:
+    def _narrowcast_run(self, input: Tensor) -> Any:
         return _convolve(self, input, self._conv_forward)  # type: ignore[attr-defined]
 
 
 class ConvTransposeCast(Cast):
     """A transposed convolution, as `ConvCast`."""
 
-    def _run(self, input: Tensor, output_size: Any = None) -> Any:
+    def _narrowcast_run(self, input: Tensor, output_size: Any = None) -> Any:
         if self.padding_mode != "zeros":  # type: ignore[attr-defined]
             # PyTorch's own words and error for it.
             return self._narrowcast_base.forward(self, input, output_size)
@@ -63,7 +63,7 @@ _TRANSPOSED: dict[Any, tuple[Callable[..., Tensor], int]] = {
 
 def _convolve(module: Cast, input: Tensor, forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
     compute = module._narrowcast_compute
-    weight, bias = module._narrow("weight"), module._narrow("bias")
+    weight, bias = module._narrowcast_narrow("weight"), module._narrowcast_narrow("bias")
     input = cast_floats(input, compute)
     if is_slow(weight, compute):
         wide = torch.float32

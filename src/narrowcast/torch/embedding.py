@@ -20,7 +20,7 @@ class EmbeddingCast(Cast):
         `max_norm` renormalizes, in the variable dtype, which is never narrower than the compute dtype.
     """
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
         weight: Tensor = self.weight  # type: ignore[attr-defined]
         if weight.dtype is not self._narrowcast_variable and weight.dtype is not self._narrowcast_compute:
             raise drift(self, "weight", weight.dtype)

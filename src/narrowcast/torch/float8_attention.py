@@ -27,7 +27,7 @@ class Float8Attention(Float8Layer):
         shapes mean what they mean in `nn.MultiheadAttention`.
     """
 
-    _run = Int8Attention._run
+    _narrowcast_run = Int8Attention._narrowcast_run
     _heads = Int8Attention._heads
     _with_extra_positions = Int8Attention._with_extra_positions
 
@@ -35,7 +35,7 @@ class Float8Attention(Float8Layer):
         """Queries, keys and values in the dtype `inner`; those that come from one tensor by one product."""
         module: Any = self
         width = module.embed_dim
-        bias = None if module.in_proj_bias is None else self._narrow("in_proj_bias")
+        bias = None if module.in_proj_bias is None else self._narrowcast_narrow("in_proj_bias")
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         if module.in_proj_weight is None:
             weights = [self._master(f"{name}_proj_weight") for name in "qkv"]

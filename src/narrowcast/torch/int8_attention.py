@@ -50,7 +50,7 @@ class Int8Attention(Int8Weights):
     k_proj_weight = _projection("k_proj_weight")
     v_proj_weight = _projection("v_proj_weight")
 
-    def _run(
+    def _narrowcast_run(
         self,
         query: Tensor,
         key: Tensor,

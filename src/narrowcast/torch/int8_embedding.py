@@ -24,7 +24,7 @@ class Int8Embedding(Int8Weights):
         Each row is `codes * scale` in float32, rounded once to the compute dtype.
     """
 
-    def _run(self, input: Tensor) -> Any:
+    def _narrowcast_run(self, input: Tensor) -> Any:
         return self._rows_of(input).to(self._narrowcast_compute)
 
     def _rows_of(self, indices: Tensor) -> Tensor:
@@ -36,7 +36,9 @@ class Int8Embedding(Int8Weights):
 class Int8EmbeddingBag(Int8Embedding):
     """`nn.EmbeddingBag`, likewise; bags are summed in float32."""
 
-    def _run(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Any:
+    def _narrowcast_run(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Any:
         module: Any = self
         rows = self._rows_of(input.reshape(-1))
         # The rows taken become the table, so that what stands there once is looked up once.

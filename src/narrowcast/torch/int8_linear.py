@@ -24,7 +24,7 @@ class Int8Linear(Int8Weights):
         the output.
     """
 
-    def _run(self, input: Tensor) -> Any:
+    def _narrowcast_run(self, input: Tensor) -> Any:
         compute = self._narrowcast_compute
         if input.dtype is not compute and input.is_floating_point():
             input = input.to(compute)
@@ -39,7 +39,7 @@ class Int8WeightLinear(Int8Weights):
         As `narrowcast.torch.int8_gemm.linear_of_weights`.
     """
 
-    def _run(self, input: Tensor) -> Any:
+    def _narrowcast_run(self, input: Tensor) -> Any:
         compute = self._narrowcast_compute
         if input.dtype is not compute and input.is_floating_point():
             input = input.to(compute)

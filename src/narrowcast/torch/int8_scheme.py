@@ -58,10 +58,10 @@ class Int8Weights(Cast):
         """The dequantized weight, in the variable dtype; a new tensor each time. Writing into it changes nothing."""
         return self._dequantized("weight", self._narrowcast_variable)
 
-    def _narrow(self, name: str) -> Any:
+    def _narrowcast_narrow(self, name: str) -> Any:
         if name == "weight":
             return self._dequantized(name, self._narrowcast_compute)
-        return super()._narrow(name)
+        return super()._narrowcast_narrow(name)
 
     def _own_bias(self) -> Tensor | None:
         try:

@@ -23,9 +23,9 @@ class LinearCast(Cast):
         last place of the compute dtype.
     """
 
-    def _run(self, input: Tensor) -> Any:
+    def _narrowcast_run(self, input: Tensor) -> Any:
         compute = self._narrowcast_compute
-        weight, bias = self._narrow("weight"), self._narrow("bias")
+        weight, bias = self._narrowcast_narrow("weight"), self._narrowcast_narrow("bias")
         if input.dtype is not compute and input.is_floating_point():
             input = input.to(compute)
         if is_slow(weight, compute):

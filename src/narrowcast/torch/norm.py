@@ -23,17 +23,17 @@ class UpCast(Shadowed):
         float64 where the policy computes in it. Running statistics stay in the dtype they have.
     """
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return cast_floats(self._run_wide(args, kwargs), self._narrowcast_compute)
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
+        return cast_floats(self._narrowcast_run_wide(args, kwargs), self._narrowcast_compute)
 
-    def _run_wide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _narrowcast_run_wide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inner = torch.float64 if self._narrowcast_compute is torch.float64 else torch.float32
         args, kwargs = cast_arguments(args, kwargs, inner)
-        return self._call(inner, inner, args, kwargs, buffers=True)
+        return self._narrowcast_call(inner, inner, args, kwargs, buffers=True)
 
 
 class UpCastLoss(UpCast):
     """A loss: as `UpCast`, and what it returns stays in float32 (float64 where the policy computes in it)."""
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run_wide(args, kwargs)
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._narrowcast_run_wide(args, kwargs)

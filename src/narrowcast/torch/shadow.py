@@ -37,7 +37,7 @@ class Shadowed(Cast):
         if issubclass(cls, nn.RNNBase):
             cls._narrowcast_derived = ("_flat_weights", "_flat_weight_refs")
 
-    def _call(
+    def _narrowcast_call(
         self,
         via: torch.dtype,
         inner: torch.dtype,
@@ -56,7 +56,7 @@ class Shadowed(Cast):
             buffers: whether floating buffers are cast to `inner` too; what the forward writes into them is kept.
         """
         placed: dict[str, _Tensors] = {}
-        parameters = self._cast_parameters(self, via, inner)
+        parameters = self._narrowcast_cast_parameters(self, via, inner)
         if parameters is not None:
             placed["_parameters"] = parameters
         if buffers:
@@ -65,7 +65,7 @@ class Shadowed(Cast):
                 placed["_buffers"] = cast
         children: list[tuple[str, _Tensors]] = []
         for name in self._narrowcast_owned:
-            parameters = self._cast_parameters(self._modules[name], via, inner)  # type: ignore[attr-defined]
+            parameters = self._narrowcast_cast_parameters(self._modules[name], via, inner)  # type: ignore[attr-defined]
             if parameters is not None:
                 children.append((name, parameters))
         is_traced = torch.compiler.is_compiling()
@@ -74,7 +74,7 @@ class Shadowed(Cast):
         run = _run_traced if is_traced else _run_shadow
         return run(self, placed, children, args, kwargs)
 
-    def _cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> _Tensors | None:
+    def _narrowcast_cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> _Tensors | None:
         """The parameters of the module, or of a child it owns, cast; `None` where they are all as they have to be."""
         changed = False
         cast: _Tensors = {}
@@ -104,11 +104,11 @@ class Shadowed(Cast):
 class CustomCast(Shadowed):
     """A module with a forward of its author: inputs and parameters in the compute dtype, outputs as they come."""
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
         compute = self._narrowcast_compute
         args, kwargs = cast_arguments(args, kwargs, compute, self._narrowcast_masks)
         try:
-            return self._call(compute, compute, args, kwargs)
+            return self._narrowcast_call(compute, compute, args, kwargs)
         except RuntimeError as error:
             if not torch.compiler.is_compiling() and any(word in str(error) for word in _DTYPE_WORDS):
                 error.add_note(
@@ -128,13 +128,13 @@ class KnownCast(Shadowed):
         float32, and the outputs are rounded.
     """
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
         compute = self._narrowcast_compute
         args, kwargs = cast_arguments(args, kwargs, compute, self._narrowcast_masks)
         inner = torch.float32 if is_slow_for(self, compute) else compute
         if inner is not compute:
             args, kwargs = cast_arguments(args, kwargs, inner)
-        return cast_floats(self._call(compute, inner, args, kwargs), compute)
+        return cast_floats(self._narrowcast_call(compute, inner, args, kwargs), compute)
 
 
 def is_slow_for(module: Any, dtype: torch.dtype) -> bool:
