@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowcast.errors import LayerError
 from narrowcast.torch.layers import shapes, weights
 from narrowcast.torch.layers.carrying import carry, is_bare
 
@@ -54,10 +53,8 @@ class Building(nn.Module):
     def _settle_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the layer for the arguments of its first call, and has its policy carried out."""
         if torch.compiler.is_compiling():
-            raise LayerError(
-                f"{type(self).__name__} at {self.path!r} is not built, and cannot be while it is compiled",
-                fix="Build it before compiling: `build(shape)`, or one call",
-            )
+            # One of Python's own, which the tracer can show.
+            raise RuntimeError("Layer is not built. Build it before compiling: `build(shape)`, or one call.")
         if not self.built:
             given = shapes.shapes_of_call(self.build, self.call, args, kwargs)
             if self._builds_by_call():

@@ -65,15 +65,21 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False) -> Callabl
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not args or type(args[0]) not in _TENSORS or kwargs:
             args, kwargs = as_tensors(args, kwargs)
-        if not self._is_settled:
-            self._settle_for(args, kwargs)
-            # Its class may have changed to one that carries a policy.
-            return self.forward(*args, **kwargs)
         told = None
+        told_by_place = -1 < place < len(args)
         if kwargs or takes_training:
-            told = args[place] if -1 < place < len(args) else kwargs.get("training")
+            told = args[place] if told_by_place else kwargs.get("training")
+            if told_by_place and told is None:
+                kwargs |= dict(zip(names[place:], args[place:], strict=False))
+                args, told_by_place = args[:place], False
             if not takes_training and not takes_any:
                 kwargs.pop("training", None)
+        if not self._is_settled:
+            self._settle_for(args, kwargs)
+            if told is not None and not told_by_place:
+                kwargs["training"] = told
+            # Its class may have changed to one that carries a policy.
+            return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():
             if takes_training and told is None:
                 kwargs["training"] = self.training

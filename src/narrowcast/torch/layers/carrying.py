@@ -88,12 +88,12 @@ class LayerCast(_LayerPolicy, CustomCast):
     is not floating. A variable made with `autocast=False` is seen as it is stored.
     """
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
         if not self.autocast:  # type: ignore[attr-defined]
             return self._narrowcast_base.forward(self, *args, **kwargs)
-        return super()._run(*args, **kwargs)
+        return super()._narrowcast_run(*args, **kwargs)
 
-    def _cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> dict[str, Any] | None:
+    def _narrowcast_cast_parameters(self, module: Any, via: torch.dtype, inner: torch.dtype) -> dict[str, Any] | None:
         prefix = "" if module is self else f"{next(n for n, m in self._modules.items() if m is module)}."  # type: ignore[attr-defined]
         weights = self._weights  # type: ignore[attr-defined]
         cast: dict[str, Any] = {}

@@ -165,7 +165,9 @@ class EinsumDense(KernelLayer):
     def call(self, inputs: Any) -> Any:
         """Returns the outputs in the compute dtype."""
         x = as_floats(self, inputs)
-        equation = parse(self.equation, x.dim())
+        equation = self._equation
+        if x.dim() != len(equation.input):
+            equation = parse(self.equation, x.dim())
         if not equation.is_linear:
             y = self.core(x, equation.text)
         else:

@@ -27,15 +27,17 @@ def _note(parent: nn.Module, name: str, child: nn.Module | None) -> None:
     """Notes that `parent` has `child`; called by PyTorch at every registration of a module."""
     if child is None or type(parent).__name__ in _WRAPPERS or not isinstance(parent.__dict__.get("_modules"), dict):
         return
-    try:
-        noted = _PARENTS.setdefault(child, [])
-    except TypeError:  # a module that compares by value has no hash; nothing below it knows what is above
-        return
+    noted = _PARENTS.setdefault(child, []) if _has_hash(child) else []
     if not any(ref() is parent and known == name for ref, known in noted):
         noted.append((weakref.ref(parent), name))
 
 
 register_module_module_registration_hook(_note)
+
+
+def _has_hash(module: nn.Module) -> bool:
+    """Whether it can be noted: a module that compares by value has no hash, and knows not what is above it."""
+    return type(module).__hash__ is not None
 
 
 def adopt(parent: nn.Module) -> None:
@@ -44,14 +46,14 @@ def adopt(parent: nn.Module) -> None:
     while pending:
         module = pending.pop()
         for name, child in module._modules.items():
-            if child is not None and child not in _PARENTS:
+            if child is not None and not (_has_hash(child) and child in _PARENTS):
                 _note(module, name, child)
                 pending.append(child)
 
 
 def _parents(module: nn.Module) -> list[tuple[nn.Module, str]]:
     """The parents that have `module` now, each with the name it has there, first noted first."""
-    noted = _PARENTS.get(module)
+    noted = _PARENTS.get(module) if _has_hash(module) else None
     if not noted:
         return []
     found: list[tuple[nn.Module, str]] = []

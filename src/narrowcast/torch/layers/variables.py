@@ -152,7 +152,7 @@ class Variables(nn.Module):
         if name in self.variable_names:
             object.__setattr__(self, name, value)
             return
-        if isinstance(value, list | tuple | dict) and value and "_modules" in self.__dict__:
+        if type(value) in (list, tuple, dict) and value and name not in _OWN and "_modules" in self.__dict__:
             value = _tracked(value)
         super().__setattr__(name, value)
         pending = self.__dict__.get("_pending_weights")
@@ -265,6 +265,9 @@ class Variables(nn.Module):
                 fix="Build it: `build(shape)`, or one call",
             )
         return sum(int(value.numel()) for value in self.weights)
+
+
+_OWN = frozenset({"_parameters", "_buffers", "_modules"})  # PyTorch's own, which it sets while it traces
 
 
 def _tracked(value: Any) -> Any:
