@@ -6,7 +6,8 @@ from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy, registry
 from narrowcast.errors import UnsupportedError
-from narrowcast.plan import Member, Parameter, Plan, Site, Status, Tree, Verdict, bind
+from narrowcast.plan import Member, Parameter, Plan, Site, Status, Tree, Verdict
+from narrowcast.plan.bind import bind
 
 
 def site(

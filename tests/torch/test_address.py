@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from narrowcast.errors import ModelError, UnsupportedError
-from narrowcast.plan import bind
+from narrowcast.plan.bind import bind
 from narrowcast.torch import address
 from narrowcast.torch.address import open_model
 from narrowcast.torch.carrier import TorchCarrier

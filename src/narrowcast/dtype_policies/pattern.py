@@ -1,8 +1,8 @@
 """One compiled key of a map, and an index that finds the patterns matching a path among thousands.
 
-The index goes by literal text. Every match of `.*/7/(attn|mlp)/.*_proj` holds the segment `7` and the text `_proj`; of
-all such features of a pattern, the one that the fewest other patterns share decides where it is filed. A path looks up
-its own segments and short pieces and tries only what is filed there.
+The index goes by literal text. Every match of `.*/7/(attn|mlp)/.*_proj` has a segment `7` between two slashes, and one
+that ends with `_proj`; of all such features of a pattern, the one that the fewest other patterns share decides where it
+is filed. A path looks up the features that it has itself and tries only what is filed there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
 from narrowcast.dtype_policies.expression import Characters, Concatenation, Node, parse
@@ -22,14 +23,26 @@ MAX_KEY_LENGTH = 1024
 """The longest key that a map takes, in characters."""
 MAX_PATH_LENGTH = 1024
 """The longest path that is looked up, in characters."""
-_PIECE = 3  # characters; shorter pieces are shared by too many paths, longer ones need longer literals
+_SIZE = 3  # characters of a feature that is no whole segment: shorter ones are shared by too many paths
+_CROWDED = 8  # patterns under one feature, from which cutting every path into pieces is worth its time
+
+
+class _Where(Enum):
+    """Where in a path the text of a feature stands."""
+
+    SEGMENT = "a whole part between two slashes, or an end of the path and a slash"
+    TAIL = "the end of such a part"
+    HEAD = "its beginning"
+    PIECE = "anywhere"
+
+
+_Feature = tuple[_Where, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     expression: re.Pattern[str]
-    segments: tuple[str, ...]
-    literals: tuple[str, ...]
+    features: tuple[_Feature, ...]
     longest: str
     is_for_one_line: bool
 
@@ -64,14 +77,9 @@ class Pattern:
         self.key = key
 
     @property
-    def segments(self) -> tuple[str, ...]:
-        """Whole parts of a path, between two `/`, that every match holds."""
-        return self._compiled.segments
-
-    @property
-    def literals(self) -> tuple[str, ...]:
-        """Literal texts that every match holds, longest first."""
-        return self._compiled.literals
+    def features(self) -> tuple[_Feature, ...]:
+        """What every path that matches has, each once."""
+        return self._compiled.features
 
     def matches(self, path: str) -> bool:
         """Says whether the pattern matches the whole of `path`.
@@ -132,9 +140,8 @@ def _compile(key: str) -> _Compiled:
             got={"key": key},
             fix="Write it in a simpler form",
         ) from None
-    literals = sorted({text for text, _, _ in _runs(node)}, key=lambda text: (-len(text), text))
-    longest = literals[0] if literals else ""
-    return _Compiled(expression, tuple(_segments(node)), tuple(literals), longest, is_for_one_line)
+    longest = max((text for text, _, _ in _runs(node)), key=len, default="")
+    return _Compiled(expression, tuple(dict.fromkeys(_features(node))), longest, is_for_one_line)
 
 
 def _check_runaway(node: Node) -> bool:
@@ -171,17 +178,25 @@ def _runs(node: Node) -> Iterator[tuple[str, bool, bool]]:
         yield text, start == 0, True
 
 
-def _segments(node: Node) -> Iterator[str]:
+def _features(node: Node) -> Iterator[_Feature]:
     for text, is_first, is_last in _runs(node):
         parts = text.split("/")
-        # Without a `/` beside it, a part is whole only at the beginning or the end of the path.
-        yield from (
-            part for index, part in enumerate(parts) if (index > 0 or is_first) and (index < len(parts) - 1 or is_last)
-        )
+        for index, part in enumerate(parts):
+            # Without a `/` beside it, a part is bounded only at the beginning or the end of the path.
+            is_bounded_left = index > 0 or is_first
+            is_bounded_right = index < len(parts) - 1 or is_last
+            if is_bounded_left and is_bounded_right:
+                yield _Where.SEGMENT, part
+            elif is_bounded_right and part:
+                yield _Where.TAIL, part[-_SIZE:]
+            elif is_bounded_left and part:
+                yield _Where.HEAD, part[:_SIZE]
+        size = min(_SIZE, len(text))
+        yield from ((_Where.PIECE, text[i : i + size]) for i in range(len(text) - size + 1))
 
 
-_Feature = tuple[str, bool]
-"""A text, and whether it is a whole segment of a path rather than any piece of it."""
+_Drawer = dict[str, dict[str, Pattern]]
+"""Patterns by key, by the text of the feature that they are filed under."""
 
 
 class PatternIndex:
@@ -197,8 +212,7 @@ class PatternIndex:
 
     def __init__(self) -> None:
         self._filed: dict[str, tuple[int, Pattern, _Feature | None]] = {}
-        self._segments: dict[str, dict[str, Pattern]] = {}
-        self._pieces: dict[int, dict[str, dict[str, Pattern]]] = {}
+        self._drawers: dict[tuple[_Where, int], _Drawer] = {}
         self._unfiled: dict[str, Pattern] = {}
         self._num_added = 0
 
@@ -208,28 +222,27 @@ class PatternIndex:
     def add(self, key: str, pattern: Pattern) -> None:
         """Adds `pattern` under `key`, after those already there; a key that is there already is moved."""
         self.discard(key)
-        feature = self._rarest(pattern)
+        # Among features that as few patterns share, a longer one says more about a path.
+        feature = min(pattern.features, key=lambda f: (self._crowd(f), -len(f[1])), default=None)
         self._num_added += 1
         self._filed[key] = self._num_added, pattern, feature
         if feature is None:
             self._unfiled[key] = pattern
         else:
-            self._drawer(feature).setdefault(feature[0], {})[key] = pattern
+            self._drawers.setdefault(_place(feature), {}).setdefault(feature[1], {})[key] = pattern
 
     def discard(self, key: str) -> None:
         """Takes the pattern of `key` out, if there is one."""
-        if key not in self._filed:
-            return
-        _, _, feature = self._filed.pop(key)
+        _, _, feature = self._filed.pop(key, (0, None, None))
         if feature is None:
-            del self._unfiled[key]
+            self._unfiled.pop(key, None)
             return
-        drawer = self._drawer(feature)
-        del drawer[feature[0]][key]
-        if not drawer[feature[0]]:
-            del drawer[feature[0]]
-            if not drawer and not feature[1]:
-                del self._pieces[len(feature[0])]
+        drawer = self._drawers[_place(feature)]
+        del drawer[feature[1]][key]
+        if not drawer[feature[1]]:
+            del drawer[feature[1]]
+        if not drawer:
+            del self._drawers[_place(feature)]
 
     def matching(self, path: str) -> tuple[str, ...]:
         """Returns the keys of all patterns that match the whole of `path`, in the order in which they were added.
@@ -239,34 +252,33 @@ class PatternIndex:
         """
         _check(path)
         found = [key for key, pattern in self._unfiled.items() if pattern._matches(path)]
-        segments = self._segments
-        if segments:
-            for part in set(path.split("/")):
-                if part in segments:
-                    found += [key for key, pattern in segments[part].items() if pattern._matches(path)]
-        for size, pieces in self._pieces.items():
-            for piece in {path[i : i + size] for i in range(len(path) - size + 1)}:
-                if piece in pieces:
-                    found += [key for key, pattern in pieces[piece].items() if pattern._matches(path)]
+        segments = set(path.split("/"))
+        for (where, size), drawer in self._drawers.items():
+            for text in _texts(path, segments, where, size):
+                filed = drawer.get(text)
+                if filed is not None:
+                    found += [key for key, pattern in filed.items() if pattern._matches(path)]
         if len(found) > 1:
             found.sort(key=lambda key: self._filed[key][0])
         return tuple(found)
 
-    def _drawer(self, feature: _Feature) -> dict[str, dict[str, Pattern]]:
-        text, is_segment = feature
-        return self._segments if is_segment else self._pieces.setdefault(len(text), {})
+    def _crowd(self, feature: _Feature) -> int:
+        """How many patterns are filed under a feature; of pieces more, since every path must be cut up to find them."""
+        drawer = self._drawers.get(_place(feature), {})
+        return len(drawer.get(feature[1], ())) + (_CROWDED if feature[0] is _Where.PIECE else 0)
 
-    def _rarest(self, pattern: Pattern) -> _Feature | None:
-        """The feature of a pattern that the fewest patterns are filed under; whole segments come first among equals."""
-        features: list[_Feature] = [(segment, True) for segment in pattern.segments]
-        for literal in pattern.literals:
-            size = min(_PIECE, len(literal))
-            features += [(literal[i : i + size], False) for i in range(len(literal) - size + 1)]
-        num_filed = {text_kind: len(self._drawer_of(text_kind)) for text_kind in features}
-        # Among equals, longer text says more about a path.
-        return min(features, key=lambda f: (num_filed[f], not f[1], -len(f[0])), default=None)
 
-    def _drawer_of(self, feature: _Feature) -> dict[str, Pattern]:
-        text, is_segment = feature
-        drawer = self._segments if is_segment else self._pieces.get(len(text), {})
-        return drawer.get(text, {})
+def _place(feature: _Feature) -> tuple[_Where, int]:
+    where, text = feature
+    return where, 0 if where is _Where.SEGMENT else len(text)
+
+
+def _texts(path: str, segments: set[str], where: _Where, size: int) -> set[str]:
+    """The features of one kind and size that a path has."""
+    if where is _Where.SEGMENT:
+        return segments
+    if where is _Where.TAIL:
+        return {segment[-size:] for segment in segments}
+    if where is _Where.HEAD:
+        return {segment[:size] for segment in segments}
+    return {path[i : i + size] for i in range(len(path) - size + 1)}

@@ -7,8 +7,8 @@ from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.carrier import Status
-from narrowcast.plan.findings import quoted
 from narrowcast.plan.plan import Row
+from narrowcast.plan.resolve import quoted
 from narrowcast.plan.table import format_bytes
 
 __all__ = ["Explanation"]

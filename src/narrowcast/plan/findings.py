@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.nearest import nearest_paths
-from narrowcast.plan.plan import Row
-from narrowcast.plan.resolve import SAME, Choice, Resolver
-from narrowcast.plan.tree import Tree
+from narrowcast.plan.outcome import Outcome
+from narrowcast.plan.resolve import SAME, Choice, Resolver, quoted
+from narrowcast.plan.tree import Site, Tree
 
 __all__ = ["Findings"]
 
@@ -60,21 +60,14 @@ class Findings:
         self._matched: dict[str, int] = {}
         self._beaten: dict[str, dict[str, None]] = {}
 
-    def add(self, choice: Choice, row: Row, *, conflict: str = "") -> None:
-        """Adds one site.
-
-        Args:
-            choice: what the map said of it.
-            row: what came of it.
-            conflict: why the policy that the site carries now stands in the way, if it does.
-        """
-        path = row.site.path
+    def add(self, site: Site, choice: Choice, outcome: Outcome) -> None:
+        """Adds one site, what the map says of it, and what comes of that."""
         if choice.rule is not None:
             self._matched[choice.rule] = self._matched.get(choice.rule, 0) + 1
         for loser in choice.losers:
             self._matched[loser.rule] = self._matched.get(loser.rule, 0) + 1
             if loser.reason == SAME:
-                self._count(loser.rule, row)
+                self._count(loser.rule, site, outcome)
             elif choice.rule is not None:
                 self._beaten.setdefault(loser.rule, {})[choice.rule] = None
         if choice.overlap:
@@ -83,18 +76,19 @@ class Findings:
             group.add()
         if choice.asked is None:
             return
-        if conflict:
-            self._conflicts.setdefault(f"{_by(choice.rule)} {conflict}", _Group(path)).add()
-        self._count(choice.rule, row, refused=not conflict)
-        if row.status is Status.FELL_BACK:
-            self._fallbacks.setdefault((_by(choice.rule), row.reason), _Group(path)).add()
+        if outcome.conflict:
+            self._conflicts.setdefault(f"{_by(choice.rule)} {outcome.conflict}", _Group(site.path)).add()
+        self._count(choice.rule, site, outcome)
+        if outcome.status is Status.FELL_BACK:
+            self._fallbacks.setdefault((_by(choice.rule), outcome.reason), _Group(site.path)).add()
 
-    def _count(self, rule: str | None, row: Row, *, refused: bool = True) -> None:
-        if row.status in (Status.APPLIED, Status.KEPT) or not refused:
+    def _count(self, rule: str | None, site: Site, outcome: Outcome) -> None:
+        # A conflict is told by itself, so that the rule is not told to be powerless too.
+        if outcome.status in (Status.APPLIED, Status.KEPT) or outcome.conflict:
             self._given[rule] = self._given.get(rule, 0) + 1
         else:
-            reason = row.reason or f"{row.site.kind} layers cannot"
-            self._refused.setdefault(rule, _Group(row.site.path, row.site.kind == "container")).add(reason)
+            reason = outcome.reason or f"{site.kind} layers cannot"
+            self._refused.setdefault(rule, _Group(site.path, site.kind == "container")).add(reason)
 
     def errors(self, tree: Tree) -> Iterator[str]:
         """Yields every finding, each once, in a stable order."""
@@ -148,11 +142,6 @@ class Findings:
             mode = registry.mode_of(policy).name if policy.source is not None else policy.name
             below = f"; for the layers below it, write {quoted(rule + '/.*')}" if rule and group.is_container else ""
             yield f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} have it: {group.why()}{below}"
-
-
-def quoted(key: str) -> str:
-    """Returns a key as it stands in a policy file: in single quotes, its backslashes as they are."""
-    return f"'{key}'"
 
 
 def _by(rule: str | None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, keep
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, Match, keep
 from narrowcast.plan.plan import Loser
 from narrowcast.plan.tree import Site
 
-__all__ = ["Choice", "Resolver"]
+__all__ = ["Choice", "Resolver", "quoted"]
 
 EXACT_WINS = "an exact key wins over patterns"
 KEEP_WINS = "keep wins over other patterns"
@@ -59,6 +59,7 @@ class Resolver:
         self._map = policies
         self.rules: dict[str, DTypePolicy] = dict(policies.items())
         self.default = policies.default_policy if policies.has_default else None
+        self._chosen: dict[tuple[str | None, tuple[str, ...]], Choice] = {}
 
     def choose(self, site: Site) -> Choice:
         """Returns what the map says of `site`.
@@ -66,16 +67,28 @@ class Resolver:
         At one path, an exact key wins over patterns, and a `keep` pattern over other patterns. The rules of all paths
         of a shared or tied site must agree.
         """
-        paths = site.paths
-        matches = [match for match in map(self._match, paths) if match is not None]
+        members = site.members
+        paths = members[0].paths if len(members) == 1 else site.paths
+        if len(paths) == 1:
+            return self._choose_alone(paths[0])
+        matches = [match for match in (self._match(path, self._map.match(path)) for path in paths) if match is not None]
         if not matches:
             return Choice(self.default)
-        if len(matches) == 1:
-            return self._alone(matches[0])
-        return self._together(matches)
+        return self._alone(matches[0]) if len(matches) == 1 else self._together(matches)
 
-    def _match(self, path: str) -> _Match | None:
+    def _choose_alone(self, path: str) -> Choice:
+        """The choice at one path: the same wherever the same rules match, unless it names the path."""
         found = self._map.match(path)
+        key = (found.exact, found.patterns)
+        choice = self._chosen.get(key)
+        if choice is None:
+            match = self._match(path, found)
+            choice = Choice(self.default) if match is None else self._alone(match)
+            if not choice.overlap:
+                self._chosen[key] = choice
+        return choice
+
+    def _match(self, path: str, found: Match) -> _Match | None:
         if found.exact is not None:
             return _Match(path, [found.exact], dict.fromkeys(found.patterns, EXACT_WINS))
         if not found.patterns:
@@ -121,3 +134,8 @@ class Resolver:
 
     def _beside(self, key: str, policy: DTypePolicy) -> str:
         return SAME if self.rules[key] == policy else FIRST_COUNTS
+
+
+def quoted(key: str) -> str:
+    """Returns a key as it stands in a policy file: in single quotes, its backslashes as they are."""
+    return f"'{key}'"
