@@ -57,8 +57,8 @@ def runs(monkeypatch):
     while stack:
         cls = stack.pop()
         stack += cls.__subclasses__()
-        if "_run" in vars(cls):
-            monkeypatch.setattr(cls, "_run", counting(vars(cls)["_run"], seen))
+        if "_narrowcast_run" in vars(cls):
+            monkeypatch.setattr(cls, "_narrowcast_run", counting(vars(cls)["_narrowcast_run"], seen))
     return seen
 
 

@@ -228,6 +228,27 @@ def test_methods_and_properties_see_cast_parameters():
     assert put(Methods(), "mixed_bfloat16")(torch.ones(4)).dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float32"])
+def test_names_of_the_author_are_not_taken(policy):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def _run(self, x):
+            return self._call(x)
+
+        def _call(self, x):
+            return x * self.compute_dtype * self.weight
+
+        compute_dtype = 2
+
+        def forward(self, x):
+            return self._run(x)
+
+    assert torch.equal(put(Named(), policy)(torch.ones(4)).float(), torch.full((4,), 2.0))
+
+
 def test_super_forward_sees_cast_parameters():
     class Child(Counting):
         def forward(self, x):
