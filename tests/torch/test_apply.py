@@ -180,7 +180,7 @@ def test_another_mode_on_a_quantized_layer_is_refused():
 
 
 @pytest.mark.parametrize(
-    "policy", ["gptq/4/128", "awq/4/64", "int4/128", "mxfp8", "nvfp4", "float8_from_mixed_bfloat16"]
+    "policy", ["gptq/4/128", "awq/4/64", "int4/128", "mxfp8", "nvfp4", "mxfp4_from_mixed_bfloat16"]
 )
 def test_a_mode_that_is_not_carried_out_yet_says_so(policy):
     model = tiny_lm()

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from narrowcast.errors import LossScaleError
+from narrowcast.plan.plan import Plan
 from narrowcast.torch import float8_clock
 
 __all__ = ["GradScaler", "expect_scaler"]
@@ -261,11 +262,16 @@ _expecting: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _hooks: list[Any] = []
 
 
-def expect_scaler(model: nn.Module) -> None:
-    """Warns once, at the first optimizer step of `model`, if no gradient scaler takes that step.
+def expect_scaler(model: nn.Module, plan: Plan) -> None:
+    """Warns once, at the first optimizer step of `model`, if it computes in float16 and no scaler takes that step.
 
-    Called for models whose layers compute in float16. A scaler is any `torch.amp.GradScaler`.
+    Args:
+        model: the model.
+        plan: the plan that was carried out on it. Other policies than those that compute in float16 need no scaler.
     """
+    if all(row.given.compute_dtype != "float16" for row in plan):
+        _expecting.discard(model)
+        return
     _expecting.add(model)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))

@@ -15,6 +15,7 @@ from narrowcast.errors import PlanError, UnsupportedError, WeightError
 from narrowcast.plan.bind import bind
 from narrowcast.plan.plan import Plan, Row
 from narrowcast.torch import fused, scheme
+from narrowcast.torch.amp import expect_scaler
 from narrowcast.torch.carrier import TorchCarrier
 from narrowcast.torch.kinds import working_module
 from narrowcast.torch.scheme import Change
@@ -86,6 +87,7 @@ def apply(
     changes = _changes(model, chosen)
     _attach(model, chosen, changes)
     scheme.commit(changes)
+    expect_scaler(model, chosen)
     return model
 
 

@@ -20,6 +20,7 @@ from narrowcast.errors import CheckpointError, ModelError, NarrowcastError, Tree
 from narrowcast.plan.plan import Plan
 from narrowcast.plan.tree import Site, Tree
 from narrowcast.torch import fused, scheme
+from narrowcast.torch.amp import expect_scaler
 from narrowcast.torch.apply import _attach, carries_out, modules_by_path, plan, plan_of
 from narrowcast.torch.architecture import describe, make, make_ready
 from narrowcast.torch.kinds import state_prefix, working_module
@@ -142,6 +143,7 @@ def _load_into(model: nn.Module, source: Path, manifest: Manifest) -> None:
     changes = _rebuild(model, manifest.plan, stored)
     _attach(model, manifest.plan, changes)
     scheme.commit(changes)
+    expect_scaler(model, manifest.plan)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
