@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from narrowcast.observe import Summary
-from tests.observe.test_records import EXACT, GRADIENT, INPUT, SUMMARY
+from tests.observe.test_records import EXACT, INPUT, SUMMARY
 
 
 @functools.cache
