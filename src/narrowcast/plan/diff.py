@@ -101,7 +101,9 @@ class Difference:
         first, second = self.old.bytes_after, self.new.bytes_after
         change = f"{'+' if second >= first else '-'}{format_bytes(abs(second - first))}"
         hidden = len(self.sites) - len(shown)
-        told = f"{len(shown):,} layers differ" + (f" ({hidden:,} without parameters not shown)" if hidden else "")
+        told = f"{len(shown):,} layer{' differs' if len(shown) == 1 else 's differ'}" + (
+            f" ({hidden:,} without parameters not shown)" if hidden else ""
+        )
         footer = f"{told}; {format_bytes(first)} -> {format_bytes(second)} ({change})"
         return Table(columns, tuple(rows), (footer,))
 
