@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from narrowcast.torch import cpu_kernels
-from narrowcast.torch.cpu_kernels import Fbgemm, OneDnn, Split, split
+from narrowcast.torch.cpu_kernels import Fbgemm, OneDnn, Spread, spread
 
 SHAPES = [
     (1, 1, 1),
@@ -49,10 +49,10 @@ def test_the_kernels_that_this_cpu_uses_are_exact_on_the_largest_sums():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_split_kernel_is_exact_on_any_codes(shape):
+def test_the_spread_kernel_is_exact_on_any_codes(shape):
     rows, inner, outer = shape
     x, weight, scale = codes(rows, inner), codes(outer, inner, seed=2), scales(outer)
-    assert torch.equal(Split(weight, scale).multiply(x.float()), exact(x, weight, scale))
+    assert torch.equal(Spread(weight, scale).multiply(x.float()), exact(x, weight, scale))
 
 
 @pytest.mark.parametrize("kernel", [OneDnn, Fbgemm])
@@ -73,7 +73,7 @@ def test_packed_kernels_are_exact_on_any_codes_with_a_dot_product(kernel, shape)
     assert torch.equal(kernel(weight, scale).multiply(x.float()), exact(x, weight, scale))
 
 
-@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Split])
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Spread])
 def test_codes_may_come_as_bytes_shifted_by_128(kernel):
     x, weight, scale = codes(6, 20), codes(9, 20, seed=2, largest=64), scales(9)
     shifted = (x.to(torch.int16) + 128).to(torch.uint8)
@@ -81,7 +81,7 @@ def test_codes_may_come_as_bytes_shifted_by_128(kernel):
     assert torch.equal(layout.multiply(shifted), layout.multiply(x.float()))
 
 
-@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Split])
+@pytest.mark.parametrize("kernel", [OneDnn, Fbgemm, Spread])
 def test_a_layout_does_not_change_with_the_weight_it_was_made_from(kernel):
     x, weight, scale = codes(6, 20).float(), codes(9, 20, seed=2, largest=64), scales(9)
     layout = kernel(weight, scale)
@@ -118,9 +118,9 @@ def test_a_kernel_that_this_pytorch_does_not_have_is_not_used(monkeypatch):
 @pytest.mark.parametrize(
     "has_dot_product, fits, expected",
     [
-        (True, {OneDnn, Split}, (True, OneDnn, OneDnn)),
-        (True, {Split}, (False, Split, Split)),
-        (False, {OneDnn, Fbgemm, Split}, (False, Split, Split)),
+        (True, {OneDnn, Spread}, (True, OneDnn, OneDnn)),
+        (True, {Spread}, (False, Spread, Spread)),
+        (False, {OneDnn, Fbgemm, Spread}, (False, Spread, Spread)),
         (False, set(), (False, None, None)),
     ],
 )
@@ -145,39 +145,47 @@ def test_the_faster_of_two_exact_kernels_takes_few_products(monkeypatch):
         cpu_kernels.cpu_kernels.cache_clear()
 
 
-def test_split_adds_up_and_no_neighbours_of_it_can_overflow():
-    values = torch.arange(-127, 128, dtype=torch.int16)
-    weight = torch.cartesian_prod(values, values).to(torch.int8)  # every pair there is
-    safe, rest = split(weight)
-    assert torch.equal(safe.to(torch.int16) + rest.to(torch.int16), weight.to(torch.int16))
-    for addend in (safe, rest):
-        wide = addend.long()
-        highest = 255 * wide.clamp(min=0).sum(1)
-        lowest = 255 * wide.clamp(max=0).sum(1)
-        assert highest.max() <= 2**15 - 1
-        assert lowest.min() >= -(2**15)
+def gathered(wide, positions, num_inner):
+    """The weight that a spread one stands for."""
+    return torch.zeros(len(wide), num_inner, dtype=torch.long).index_add_(1, positions, wide.long())
 
 
-def test_split_leaves_even_positions_of_the_rest_empty_and_odd_lengths_whole():
-    weight = torch.full((2, 5), 127, dtype=torch.int8)
-    safe, rest = split(weight)
-    assert rest.tolist() == [[0, 126, 0, 126, 0]] * 2
-    assert safe.tolist() == [[127, 1, 127, 1, 127]] * 2
+def assert_cannot_overflow(wide):
+    pairs = torch.nn.functional.pad(wide.long(), (0, wide.shape[1] % 2)).view(len(wide), -1, 2)
+    assert 255 * pairs.clamp(min=0).sum(2).max() <= 2**15 - 1
+    assert 255 * pairs.clamp(max=0).sum(2).min() >= -(2**15)
 
 
-def test_the_rest_takes_half_the_work_where_its_odd_positions_cannot_overflow():
-    layout = Split(codes(8, 64, largest=90), scales(8))
-    assert layout._odd_only
-    assert layout.num_bytes == 8 * 64 * 3 // 2
-    full = Split(torch.full((8, 64), 127, dtype=torch.int8), scales(8))
-    assert not full._odd_only
-    assert full.num_bytes == 8 * 64 * 2
+def test_every_pair_of_codes_is_spread_so_that_it_cannot_overflow():
+    values = torch.arange(-127, 128)
+    weight = torch.cartesian_prod(values, values).to(torch.int8)
+    wide, positions = spread(weight)
+    assert torch.equal(gathered(wide, positions, 2), weight.long())
+    assert_cannot_overflow(wide)
 
 
-def test_weights_without_large_neighbours_are_multiplied_once():
-    layout = Split(codes(8, 64, largest=64), scales(8))
-    assert layout._rest is None
-    assert layout.num_bytes == 8 * 64
+@pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 6, 7, 64, 129])
+@pytest.mark.parametrize("make", [lambda n: codes(16, n), lambda n: torch.full((3, n), -127, dtype=torch.int8)])
+def test_spread_weights_add_up_and_neither_at_the_seams_do_neighbours_overflow(inner, make):
+    weight = make(inner)
+    wide, positions = spread(weight)
+    assert torch.equal(gathered(wide, positions, inner), weight.long())
+    assert_cannot_overflow(wide)
+    assert inner <= wide.shape[1] <= 2 * inner + 2
+
+
+def test_normal_weights_take_one_and_a_half_times_the_multiplications():
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    weight = (weight * (127 / weight.abs().amax(1, keepdim=True))).round().to(torch.int8)
+    assert Spread(weight, scales(64)).num_bytes <= 64 * (512 * 3 // 2 + 4)
+
+
+def test_weights_without_large_neighbours_stay_as_they_are():
+    weight = codes(8, 63, largest=64)
+    wide, positions = spread(weight)
+    assert torch.equal(wide, weight)
+    assert positions.tolist() == list(range(63))
+    assert Spread(weight, scales(8)).num_bytes == 8 * 63
 
 
 def test_packing_neither_warns_nor_changes_the_quantized_engine():
@@ -190,3 +198,16 @@ def test_packing_neither_warns_nor_changes_the_quantized_engine():
         finally:
             torch.set_warn_always(False)
     assert torch.backends.quantized.engine == engine
+
+
+def test_another_default_device_changes_nothing():
+    x, weight, scale = codes(4, 8).float(), codes(3, 8, largest=64), torch.ones(3, 1)
+    expected = cpu_kernels.cpu_kernels()
+    cpu_kernels.cpu_kernels.cache_clear()
+    try:
+        with torch.device("meta"):
+            assert cpu_kernels.cpu_kernels() == expected
+            for kernel in (OneDnn, Fbgemm, Spread):
+                assert kernel(weight, scale).multiply(x).device.type == "cpu"
+    finally:
+        cpu_kernels.cpu_kernels.cache_clear()

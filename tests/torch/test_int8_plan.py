@@ -10,7 +10,7 @@ from narrowcast.dtype_policies import get
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.tree import Member, Parameter, Site
 from narrowcast.torch import cpu_kernels, kernels, scheme
-from narrowcast.torch.cpu_kernels import CpuKernels, Fbgemm, OneDnn, Split
+from narrowcast.torch.cpu_kernels import CpuKernels, Fbgemm, OneDnn, Spread
 from narrowcast.torch.int8_plan import describe_int8, describe_weights
 from tests.torch.int8_cases import linear, quantized, randn, verdict
 
@@ -96,9 +96,9 @@ def test_small_layers_are_told_not_to_be_faster(cpu):
 
 
 def test_without_a_dot_product_the_plan_says_that_many_rows_are_not_faster(cpu):
-    cpu(False, Split, Split)
+    cpu(False, Spread, Spread)
     kernel, reason, num_bytes = describe(describe_int8)
-    assert kernel == "FBGEMM u8s8 gemm, twice, each row of activations quantized as it comes"
+    assert kernel == "FBGEMM u8s8 gemm, each row of activations quantized as it comes"
     assert reason == "no faster than float32 for many rows: this CPU has no 8-bit dot product (VNNI)"
     assert num_bytes == 2 * 512 * 512
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from narrowcast.torch import kernels
-from narrowcast.torch.cpu_kernels import CpuKernels, Fbgemm, OneDnn, Split
+from narrowcast.torch.cpu_kernels import CpuKernels, Fbgemm, OneDnn, Spread
 from tests.torch.test_cpu_kernels import codes, exact, scales
 
 
@@ -43,7 +43,7 @@ def any_cpu(request, monkeypatch):
     choices = {
         "VNNI": CpuKernels(True, OneDnn, OneDnn),
         "VNNI and FBGEMM": CpuKernels(True, Fbgemm, OneDnn),
-        "no VNNI": CpuKernels(False, Split, Split),
+        "no VNNI": CpuKernels(False, Spread, Spread),
         "none": CpuKernels(False, None, None),
     }
     if request.param in choices:

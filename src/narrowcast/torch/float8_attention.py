@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from narrowcast.torch.attention import ProjectedAttention
 from narrowcast.torch.float8_linear import DelayedLinear, Float8Linear
 from narrowcast.torch.float8_scheme import Float8Layer, Float8Scheme, blockwise, current, delayed, rowwise
 from narrowcast.torch.float8_state import Stateful
-from narrowcast.torch.int8_attention import Int8Attention
 from narrowcast.torch.scheme import register
 
 __all__ = ["DelayedAttention", "Float8Attention"]
@@ -19,19 +19,16 @@ PRODUCTS = 3
 """Queries, keys and values. Where they come from one tensor, the first product makes all that come from it."""
 
 
-class Float8Attention(Float8Layer):
+class Float8Attention(Float8Layer, ProjectedAttention):
     """Multi-head attention with its projections in float8. `out_proj` is a `Float8Linear` of its own.
 
     Numerics:
-        Scores, softmax and mixing in the compute dtype (in float32 where the CPU multiplies that slowly). Masks and
-        shapes mean what they mean in `nn.MultiheadAttention`.
+        What lies between the projections as `ProjectedAttention`.
     """
 
-    _narrowcast_run = Int8Attention._narrowcast_run
-    _heads = Int8Attention._heads
-    _with_extra_positions = Int8Attention._with_extra_positions
-
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor, inner: torch.dtype) -> tuple[Tensor, ...]:
+    def _narrowcast_projected(
+        self, query: Tensor, key: Tensor, value: Tensor, inner: torch.dtype
+    ) -> tuple[Tensor, ...]:
         """Queries, keys and values in the dtype `inner`; those that come from one tensor by one product."""
         module: Any = self
         width = module.embed_dim

@@ -32,11 +32,11 @@ class Int8ConvTranspose(Int8Weights, ConvTransposeCast):
     """
 
     @staticmethod
-    def _to_rows(module: Any, weight: Tensor) -> Tensor:
+    def _narrowcast_to_rows(module: Any, weight: Tensor) -> Tensor:
         return _exchange(weight, module.groups)
 
     @staticmethod
-    def _from_rows(module: Any, weight: Tensor) -> Tensor:
+    def _narrowcast_from_rows(module: Any, weight: Tensor) -> Tensor:
         return _exchange(weight, module.groups)
 
 

@@ -25,9 +25,9 @@ class Int8Embedding(Int8Weights):
     """
 
     def _narrowcast_run(self, input: Tensor) -> Any:
-        return self._rows_of(input).to(self._narrowcast_compute)
+        return self._narrowcast_rows(input).to(self._narrowcast_compute)
 
-    def _rows_of(self, indices: Tensor) -> Tensor:
+    def _narrowcast_rows(self, indices: Tensor) -> Tensor:
         buffers = self._buffers  # type: ignore[attr-defined]
         codes, scale = buffers["weight_codes"], buffers["weight_scale"]
         return F.embedding(indices, codes).float() * F.embedding(indices, scale)
@@ -40,7 +40,7 @@ class Int8EmbeddingBag(Int8Embedding):
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Any:
         module: Any = self
-        rows = self._rows_of(input.reshape(-1))
+        rows = self._narrowcast_rows(input.reshape(-1))
         # The rows taken become the table, so that what stands there once is looked up once.
         indices = torch.arange(rows.shape[0], device=rows.device)
         padding = module.padding_idx

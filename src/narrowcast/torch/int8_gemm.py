@@ -71,8 +71,8 @@ def linear_of_weights(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | No
     """Returns `x @ weight.T + bias` on the dequantized weight, `x` as it is. Arguments as in `linear`.
 
     Numerics:
-        bfloat16 holds codes exactly, so they are multiplied as they are and the scale is applied to the sum: the weight is
-        rounded once, to 8 bits, and not a second time. In float16 such sums could overflow, so there it is rounded twice.
+        bfloat16 holds codes exactly, so they are multiplied as they are and the scale is applied to the sum: the weight
+        is rounded once, to 8 bits, and not a second time. In float16 such sums could overflow: twice there.
     """
     if _is_left_to_torch(x, codes):
         return _by_torch(x, codes, scale, bias, dtype)

@@ -29,7 +29,9 @@ class Int8Linear(Int8Weights):
         if input.dtype is not compute and input.is_floating_point():
             input = input.to(compute)
         buffers = self._buffers  # type: ignore[attr-defined]
-        return int8_gemm.linear(input, buffers["weight_codes"], buffers["weight_scale"], self._own_bias(), compute)
+        return int8_gemm.linear(
+            input, buffers["weight_codes"], buffers["weight_scale"], self._narrowcast_bias(), compute
+        )
 
 
 class Int8WeightLinear(Int8Weights):
@@ -45,7 +47,7 @@ class Int8WeightLinear(Int8Weights):
             input = input.to(compute)
         buffers = self._buffers  # type: ignore[attr-defined]
         return int8_gemm.linear_of_weights(
-            input, buffers["weight_codes"], buffers["weight_scale"], self._own_bias(), compute
+            input, buffers["weight_codes"], buffers["weight_scale"], self._narrowcast_bias(), compute
         )
 
 
@@ -53,11 +55,11 @@ class _InputsFirst(Int8Weights):
     """Hugging Face's `Conv1D` keeps its weight as (in, out)."""
 
     @staticmethod
-    def _to_rows(module: Any, weight: Tensor) -> Tensor:
+    def _narrowcast_to_rows(module: Any, weight: Tensor) -> Tensor:
         return weight.t()
 
     @staticmethod
-    def _from_rows(module: Any, weight: Tensor) -> Tensor:
+    def _narrowcast_from_rows(module: Any, weight: Tensor) -> Tensor:
         return weight.t()
 
 

@@ -50,10 +50,10 @@ def describe_int8(
     found = cpu_kernels.cpu_kernels() if kind == "cpu" else cpu_kernels.CpuKernels(False, None, None)
     if found.many is None:
         return f"float32 gemm on the codes, {_ROWS}", "no faster: there is no 8-bit kernel here", 0
-    if found.many is cpu_kernels.Split:
+    if found.many is cpu_kernels.Spread:
         reason = "no faster than float32 for many rows: this CPU has no 8-bit dot product (VNNI)"
-        # The layout holds the weight once, and the addend that keeps 16 bits from overflowing at half or all positions.
-        return f"FBGEMM u8s8 gemm, twice, {_ROWS}", "" if _is_slow_now(member) else reason, 2 * num_weights
+        # Weights are spread over one and a half times as many positions, twice as many at the most.
+        return f"FBGEMM u8s8 gemm, {_ROWS}", "" if _is_slow_now(member) else reason, 2 * num_weights
     reason = f"too small to be faster: fewer than {SMALL_WEIGHT:,} weights" if num_weights < SMALL_WEIGHT else ""
     names = {cpu_kernels.OneDnn: "oneDNN", cpu_kernels.Fbgemm: "FBGEMM"}
     used = dict.fromkeys((found.few, found.many))

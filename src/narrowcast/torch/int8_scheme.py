@@ -25,7 +25,7 @@ from narrowcast.torch.int8_gemm import dequantize
 from narrowcast.torch.kinds import details_of, float_shapes
 from narrowcast.torch.scheme import Change, Scheme, carrying_class, original_class
 
-__all__ = ["Int8Scheme", "Int8Weights"]
+__all__ = ["Int8Scheme", "Int8Weights", "check_can_carry", "weights_of"]
 
 _STATE = ("_dtype_policy", "_narrowcast_compute", "_narrowcast_variable", "_narrowcast_owned", "_narrowcast_frozen")
 _FORM = stored_form.of("int8")
@@ -39,31 +39,31 @@ class Int8Weights(Cast):
     """
 
     @staticmethod
-    def _to_rows(module: Any, weight: Tensor) -> Tensor:
+    def _narrowcast_to_rows(module: Any, weight: Tensor) -> Tensor:
         """Brings a weight of `module` into the axis order of the stored form, output channels first."""
         return weight
 
     @staticmethod
-    def _from_rows(module: Any, weight: Tensor) -> Tensor:
-        """The inverse of `_to_rows`."""
+    def _narrowcast_from_rows(module: Any, weight: Tensor) -> Tensor:
+        """The inverse of `_narrowcast_to_rows`."""
         return weight
 
-    def _dequantized(self, name: str, dtype: torch.dtype) -> Tensor:
+    def _narrowcast_dequantized(self, name: str, dtype: torch.dtype) -> Tensor:
         """The weight called `name`, in its own axis order."""
         buffers = self._buffers  # type: ignore[attr-defined]
-        return self._from_rows(self, dequantize(buffers[f"{name}_codes"], buffers[f"{name}_scale"], dtype))
+        return self._narrowcast_from_rows(self, dequantize(buffers[f"{name}_codes"], buffers[f"{name}_scale"], dtype))
 
     @property
     def weight(self) -> Tensor:
         """The dequantized weight, in the variable dtype; a new tensor each time. Writing into it changes nothing."""
-        return self._dequantized("weight", self._narrowcast_variable)
+        return self._narrowcast_dequantized("weight", self._narrowcast_variable)
 
     def _narrowcast_narrow(self, name: str) -> Any:
         if name == "weight":
-            return self._dequantized(name, self._narrowcast_compute)
+            return self._narrowcast_dequantized(name, self._narrowcast_compute)
         return super()._narrowcast_narrow(name)
 
-    def _own_bias(self) -> Tensor | None:
+    def _narrowcast_bias(self) -> Tensor | None:
         try:
             return self._parameters["bias"]  # type: ignore[attr-defined,no-any-return]
         except KeyError:  # parametrized: a property of the class above ours
@@ -109,7 +109,7 @@ class Int8Scheme(Scheme):
 
     def _refusal(self, member: Member) -> str:
         """Why this one module cannot have the mode although its kind has it; `''` if nothing stands in the way."""
-        for parameter in _weights(member):
+        for parameter in weights_of(member):
             if parameter.num_elements == 0:
                 return f"its {parameter.name} is empty, shape {parameter.shape}"
         return ""
@@ -128,7 +128,7 @@ class Int8Scheme(Scheme):
         if reason:
             return Verdict(Status.FELL_BACK, reason=reason, bytes_after=num_bytes)
         kernel, reason, bytes_kernel = self._describe(member, policy, site.device)
-        weights = _weights(member)
+        weights = weights_of(member)
         bits = dtypes.get(str(policy.variable_dtype)).bits
         rest = sum(p.num_elements * bits // 8 for p in member.parameters if p not in weights)
         return Verdict(
@@ -148,7 +148,7 @@ class Int8Scheme(Scheme):
         shared: MutableMapping[Any, Any] | None = None,
     ) -> list[Change]:
         """Builds what `module` becomes under `policy`. See `Scheme.prepare`."""
-        _check_can_carry(module, policy)
+        check_can_carry(module, policy)
         shared = {} if shared is None else shared
         return [self._quantized(module, self._carrier(original_class(module)), policy, stored, shared)]
 
@@ -206,7 +206,7 @@ class Int8Scheme(Scheme):
             codes, scale = buffers.pop(f"{name}_codes"), buffers.pop(f"{name}_scale")
             key = ("int8 to floats", codes.untyped_storage()._cdata, codes.storage_offset())
             if key not in shared:
-                data = carrier._from_rows(module, dequantize(codes, scale, variable))
+                data = carrier._narrowcast_from_rows(module, dequantize(codes, scale, variable))
                 shared[key] = nn.Parameter(data.contiguous(), requires_grad=name not in frozen)
             weights[name] = shared[key]
         change.new_dict["_parameters"] = {**weights, **change.new_dict["_parameters"]}
@@ -224,7 +224,7 @@ def _stored_form(
     shared: MutableMapping[Any, Any],
 ) -> dict[str, Tensor]:
     """The tensors that stand for a parameter: quantized, or taken from a file; the same objects where it is tied."""
-    rows = carrier._to_rows(module, parameter.detach())
+    rows = carrier._narrowcast_to_rows(module, parameter.detach())
     key = ("int8", rows.untyped_storage()._cdata, rows.storage_offset(), rows.shape, rows.stride())
     if stored is not None:
         loaded = {part: stored.pop(f"{name}_{part}", None) for part in _FORM.parts(tuple(rows.shape))}
@@ -255,8 +255,8 @@ def _checked(tensor: Tensor | None, name: str, part: str, rows: Tensor) -> Tenso
     return tensor if rows.is_meta else tensor.to(rows.device)
 
 
-def _weights(member: Member) -> list[Parameter]:
-    """The parameters of a site that are quantized: matrices by name, not biases."""
+def weights_of(member: Member) -> list[Parameter]:
+    """Returns the parameters of a site that are quantized: weights by name, not biases."""
     return [parameter for parameter in member.parameters if parameter.name.endswith("weight")]
 
 
@@ -267,7 +267,12 @@ def _no_arithmetic(policy: DTypePolicy) -> str:
     return ""
 
 
-def _check_can_carry(module: nn.Module, policy: DTypePolicy) -> None:
+def check_can_carry(module: nn.Module, policy: DTypePolicy) -> None:
+    """Refuses a module that cannot hold 8-bit weights.
+
+    Raises:
+        UnsupportedError: it has none of its own, is one that no policy fits, or the policy has no arithmetic.
+    """
     reason = _no_arithmetic(policy) or details_of(module).get("refuses", "")
     if not reason and not any(module._parameters.get(name) is not None for name in float_shapes(module)):
         reason = "it has no weight of its own to quantize"
