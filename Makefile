@@ -83,6 +83,10 @@ bench: $(VENV)/.dev  ## measure every claim again (nothing else should run); the
 	for claim in $$($(BIN)/python benchmarks/table.py --list); do $(BIN)/python benchmarks/$$claim.py; done
 	$(BIN)/python benchmarks/table.py
 
+.PHONY: readme
+readme: $(VENV)/.demo  ## run the demo and put its output into README.md
+	$(BIN)/python docs/readme.py
+
 .PHONY: format
 format: $(VENV)/.dev  ## mend style and formatting
 	$(BIN)/ruff check --fix .

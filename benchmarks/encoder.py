@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from measure import note_if_busy
 from narrowcast import frameworks
 from narrowcast.demo.encoder import Encoder
 from narrowcast.demo.job import demo_policy
@@ -75,6 +76,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
 
+    busy = note_if_busy()
     encoder = Encoder()
     eager = variants(encoder.model)
     medians: dict[str, dict[str, float]] = {}
@@ -116,7 +118,7 @@ def main() -> None:
             | {f"{shape}, × of float32": f"{float32[shape] / medians[name][shape]:.2f}" for shape in SHAPES}
             for name in medians
         ],
-        notes=notes,
+        notes=[*notes, *busy],
         holds=holds,
         num_threads=torch.get_num_threads(),
     )

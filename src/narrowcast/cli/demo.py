@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,7 @@ def demo(
     need_torch()
     from narrowcast.demo.job import Steps, run
 
-    report = run(out, Steps(say=terminal.show, working=terminal.working), budget_s=budget_s)
-    terminal.show("")
+    report = run(out, Steps(say=_apart(terminal), working=terminal.step), budget_s=budget_s)
     terminal.show(facts_table(report))
     terminal.show("")
     terminal.show(checks_table(report))
@@ -43,3 +43,13 @@ def demo(
     if not report.passed:
         terminal.note("error: a check failed", style="bold red")
         raise typer.Exit(DOES_NOT_HOLD)
+
+
+def _apart(terminal: Terminal) -> Callable[[object], None]:
+    """Shows each result with an empty line after it."""
+
+    def say(value: object) -> None:
+        terminal.show(value)
+        terminal.show("")
+
+    return say

@@ -61,6 +61,11 @@ class Terminal:
             return self.err.status(what + " …")
         return nullcontext()
 
+    def step(self, what: str) -> AbstractContextManager[object]:
+        """The same for a step of a long job, which is named in a log too."""
+        self.note(what)
+        return self.working(what)
+
 
 def reports_errors(verb: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Makes a verb say what `NarrowcastError` says, on standard error and without a traceback, and exit with 1.

@@ -187,6 +187,7 @@ def _size_figure(plan: Plan) -> Bars:
             for index, name in enumerate(("float32", "int8"))
         ),
         "Megabytes of parameters by kind of layer, float32 and int8.",
+        digits=2,
     )
 
 

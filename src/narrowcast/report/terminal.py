@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -50,11 +52,15 @@ def rich_table(table: Table) -> RichTable:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints `table`: coloured and fitted to its width in a terminal, as plain lines into a file or a pipe."""
+    """Prints `table`: coloured and fitted to its width in a terminal, as plain lines into a file or a pipe.
+
+    Plain lines are as wide as they need to be, or as the environment's `COLUMNS` says.
+    """
     if console.is_terminal:
         console.print(rich_table(table), soft_wrap=False)
     else:
-        console.out(table.to_text(), highlight=False)
+        columns = os.environ.get("COLUMNS", "")
+        console.out(table.to_text(int(columns) if columns.isdecimal() else None), highlight=False)
 
 
 def checks_table(report: Report) -> Table:
