@@ -7,7 +7,7 @@ same architecture, checks everything, and only then changes the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,7 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
     changes: dict[nn.Module, Change] = {}
     carried: set[nn.Module] = set()
     remaining = dict(stored)
+    below = _names_below(stored)
     for row in saved:
         policy = carries_out(row)
         if policy is None:
@@ -247,7 +248,7 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
                     fix="Load with the version that saved it, or upgrade",
                 )
             prefix = _prefix(member.paths[0]) + inner
-            local = {name.removeprefix(prefix): t for name, t in remaining.items() if name.startswith(prefix)}
+            local = {name[len(prefix) :]: remaining[name] for name in below.get(prefix, ()) if name in remaining}
             names = set(local)
             try:
                 built = carrier.prepare(module, policy, stored=local, shared=shared)
@@ -266,6 +267,18 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
         changes[change.module] = change
     _fill(model, modules, changes, remaining, set(stored))
     return list(changes.values())
+
+
+def _names_below(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names under each prefix: `a.b.weight` is under `a.b.`, under `a.` and under the root's, which is empty."""
+    below: dict[str, list[str]] = {}
+    for name in names:
+        prefix = ""
+        for part in name.split(".")[:-1]:
+            below.setdefault(prefix, []).append(name)
+            prefix += part + "."
+        below.setdefault(prefix, []).append(name)
+    return below
 
 
 def _fill(

@@ -56,6 +56,13 @@ class Layer(Building, Variables, Penalties):
     _narrowcast_kind: ClassVar[str | None] = None  # the kind of site, where it is not to be seen from what it holds
     _narrowcast_float_carrier: ClassVar[type[Any]] = LayerCast
 
+    autocast: bool
+    supports_masking: bool
+    _given_policy: DTypePolicy | None
+    _global_policy: DTypePolicy
+    _given_autocast: bool
+    _given_name: str | None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "call" in cls.__dict__ and "forward" not in cls.__dict__:
@@ -85,17 +92,25 @@ class Layer(Building, Variables, Penalties):
         super().__init__()
         if name is not None and (not isinstance(name, str) or "/" in name):
             raise LayerError("Name of a layer is not usable", got={"name": name}, expected="text without a '/'")
-        self._given_policy: DTypePolicy | None = None if dtype is None else dtype_policies.get(dtype)
-        self._global_policy = dtype_policies.dtype_policy()
-        self._given_autocast = self.autocast = bool(autocast)
-        self._given_name = name
-        self._trainable = bool(trainable)
-        self.activity_regularizer = regularizers.get(activity_regularizer)
-        self.supports_masking = False
-        self.built = self._is_settled = self._is_building = False
-        self._build_shapes = None
-        self._weights, self._pending_weights = {}, []
-        self._losses, self._losses_call = [], 0
+        # Into the dict itself, past PyTorch's `__setattr__`, which takes most of the time of making a layer.
+        self.__dict__.update(
+            _given_policy=None if dtype is None else dtype_policies.get(dtype),
+            _global_policy=dtype_policies.dtype_policy(),
+            _given_autocast=bool(autocast),
+            autocast=bool(autocast),
+            _given_name=name,
+            _trainable=bool(trainable),
+            activity_regularizer=regularizers.get(activity_regularizer),
+            supports_masking=False,
+            built=False,
+            _is_settled=False,
+            _is_building=False,
+            _build_shapes=None,
+            _weights={},
+            _pending_weights=[],
+            _losses=[],
+            _losses_call=0,
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

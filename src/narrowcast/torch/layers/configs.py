@@ -151,7 +151,7 @@ def make(cls: Any, config: Mapping[str, Any]) -> Any:
     arguments = dict(config)
     if isinstance(arguments.get("dtype"), Mapping) and not isinstance(arguments["dtype"], DTypePolicy):
         arguments["dtype"] = dtype_policies.deserialize(arguments["dtype"])
-    parameters = inspect.signature(cls.__init__).parameters
+    parameters = _parameters(cls)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     later = (
         {name: arguments.pop(name) for name in _BASE if name in arguments and name not in parameters}
@@ -171,6 +171,11 @@ def make(cls: Any, config: Mapping[str, Any]) -> Any:
     if later:
         _set_later(layer, later)
     return layer
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(cls.__init__).parameters
 
 
 def _set_later(layer: Any, arguments: Mapping[str, Any]) -> None:
