@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -195,6 +196,11 @@ def test_lists_of_parameters_belong_to_the_module_that_holds_them() -> None:
 def test_facts_that_decide_what_can_be_done_are_told(module: nn.Module, facts: dict[str, object]) -> None:
     member = _site(module).members[0]
     assert {name: member.detail(name) for name in facts} == facts
+
+
+def test_facts_are_plain_values() -> None:
+    module = nn.Embedding(9, 4, padding_idx=numpy.int64(3))  # type: ignore[arg-type]
+    assert type(_site(module).members[0].detail("padding_idx")) is int
 
 
 # What no policy can be carried out at

@@ -8,7 +8,6 @@ over-approximated (`\w` holds every character beyond ASCII): the tree says which
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -220,9 +219,7 @@ def parse(key: str) -> Node:
     Raises:
         NotImplementedError: Python's parser gave an operation that is not known here.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `re.compile` has already warned
-        parsed = re._parser.parse(key)  # type: ignore[attr-defined]
+    parsed = re._parser.parse(key)  # type: ignore[attr-defined]
     return _concatenation(parsed, parsed.state.flags)
 
 

@@ -284,7 +284,14 @@ def details_of(module: nn.Module) -> dict[str, Any]:
     refusal = _refusal(module)
     if refusal:
         facts["refuses"] = refusal
-    return {name: value for name, value in facts.items() if value is not None and value is not False}
+    return {name: _plain(value) for name, value in facts.items() if value is not None and value is not False}
+
+
+def _plain(value: Any) -> Any:
+    """The value as one that JSON has: modules are made with NumPy's numbers too."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    return int(value) if hasattr(value, "__index__") else str(value)
 
 
 def _is_parametrized(module: nn.Module) -> bool:
