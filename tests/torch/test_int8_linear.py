@@ -302,3 +302,16 @@ def test_conv1d_of_transformers_gives_what_it_gave_within_its_steps(mode):
     # 24 products, each off by half a step of the row.
     steps = x.abs().amax(-1, keepdim=True) / 254 * layer.weight.abs().sum(0)
     assert ((y - plain(x)).abs() <= steps + 1e-5).all()
+
+
+@pytest.mark.parametrize("num_inner", [1, 3, 8, 17, 31, 32, 33, 40, 64])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_few_bfloat16_rows_of_any_length_run_on_weights(num_inner: int, num_rows: int) -> None:
+    """PyTorch's packed kernel reads past the end of rows that are no whole number of vectors."""
+    torch.manual_seed(0)
+    layer = nn.Linear(num_inner, 31).bfloat16()
+    x = torch.randn(num_rows, num_inner).bfloat16()
+    layer = quantized(layer, "int8/weight")
+    expected = x.double() @ layer.weight_codes.double().t() * layer.weight_scale.double().t() + layer.bias.double()
+    # One rounding to bfloat16 at the end, and one of the product before its bias: half a unit in the 8th bit each.
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-7)

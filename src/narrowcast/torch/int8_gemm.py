@@ -28,6 +28,12 @@ _STEP = 1 / 127.0
 MAX_PACKED_ROWS = 4
 """Up to so many rows `_weight_int8pack_mm` is faster than a bfloat16 linear (2 x at 4 rows, slower from 16 on)."""
 
+PACKED_STEP = 32
+"""`_weight_int8pack_mm` reads whole vectors past the end of a row (and crashes) unless its length is a multiple of this.
+
+Of 8 with AVX2, and of 32 with AVX-512, the widest it is built for.
+"""
+
 _BLOCK = 2**22
 """So many elements of a weight are made floats at a time: a large output layer would else be in memory twice."""
 
@@ -142,7 +148,8 @@ def _exported_product(quantized: Tensor, codes: Tensor, scale: Tensor) -> Tensor
 def _of_weights(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     rows = x.reshape(-1, codes.shape[1])
     wide = torch.float32 if is_slow(codes, dtype) else dtype
-    if dtype is torch.bfloat16 and codes.device.type == "cpu" and rows.shape[0] <= MAX_PACKED_ROWS:
+    few = rows.shape[0] <= MAX_PACKED_ROWS and codes.shape[1] % PACKED_STEP == 0
+    if few and dtype is torch.bfloat16 and codes.device.type == "cpu":
         # Its own scales would be bfloat16, so it gets ones.
         y = torch._weight_int8pack_mm(rows.to(dtype), codes, torch.ones_like(scale.reshape(-1), dtype=dtype)).float()
         y = y * scale.reshape(-1)

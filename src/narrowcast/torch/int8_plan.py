@@ -13,6 +13,7 @@ from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.tree import Member, Parameter
 from narrowcast.torch import cpu_kernels
 from narrowcast.torch.gemm import ARITHMETIC, SLOW_ON_CPU
+from narrowcast.torch.int8_gemm import PACKED_STEP
 
 __all__ = ["describe_int8", "describe_weights", "describe_weights_only"]
 
@@ -68,7 +69,7 @@ def describe_weights(
     dtype = ARITHMETIC[str(policy.compute_dtype)]
     if _kind(device) != "cpu":
         return f"{policy.compute_dtype} gemm on weights dequantized at each call", "smaller, not faster", 0
-    if dtype is torch.bfloat16:
+    if dtype is torch.bfloat16 and all(weight.shape[-1] % PACKED_STEP == 0 for weight in weights):
         kernel = "_weight_int8pack_mm up to 4 rows, else weights dequantized at each call"
         return kernel, "" if _is_slow_now(member) else "faster up to 4 rows, not above", 0
     wide = "float32" if dtype in SLOW_ON_CPU else str(policy.compute_dtype)
