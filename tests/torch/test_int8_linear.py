@@ -311,7 +311,7 @@ def test_few_bfloat16_rows_of_any_length_run_on_weights(num_inner: int, num_rows
     torch.manual_seed(0)
     layer = nn.Linear(num_inner, 31).bfloat16()
     x = torch.randn(num_rows, num_inner).bfloat16()
-    layer = quantized(layer, "int8/weight")
+    layer = quantized(layer, "int8/weight_from_bfloat16")
     expected = x.double() @ layer.weight_codes.double().t() * layer.weight_scale.double().t() + layer.bias.double()
     # One rounding to bfloat16 at the end, and one of the product before its bias: half a unit in the 8th bit each.
     torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-7)

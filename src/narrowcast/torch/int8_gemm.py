@@ -34,8 +34,8 @@ PACKED_STEP = 32
 Of 8 with AVX2, and of 32 with AVX-512, the widest it is built for.
 """
 
-_BLOCK = 2**22
-"""So many elements of a weight are made floats at a time: a large output layer would else be in memory twice."""
+_BLOCK = 2**20
+"""So many elements of a weight are made floats at a time: they stay in the caches, and a large layer is not held twice."""
 
 
 def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,9 +169,10 @@ def _product(rows: Tensor, codes: Tensor) -> Tensor:
         return F.linear(rows, codes.to(rows.dtype))
     y = rows.new_empty(rows.shape[0], codes.shape[0])
     step = max(_BLOCK // codes.shape[1], 1)
+    floats = rows.new_empty(step, codes.shape[1])
     for begin in range(0, codes.shape[0], step):
-        block = codes[begin : begin + step].to(rows.dtype)
-        torch.mm(rows, block.t(), out=y[:, begin : begin + step])
+        block = codes[begin : begin + step]
+        torch.mm(rows, floats[: block.shape[0]].copy_(block).t(), out=y[:, begin : begin + step])
     return y
 
 
