@@ -1,7 +1,7 @@
 """Claim: 100,000 sites are bound under 1,000 rules, half of them `.*...`, in under 5 s, linear in sites.
 
-The tree is made of records, as a model of that size would give it; PyTorch's own carrier judges each site. Every plan is
-checked against trying all rules by `re.fullmatch` on a sample of its sites. Names are drawn anew in each run.
+The tree is made of records, as a model of that size would give it; PyTorch's own carrier judges each site. Every plan
+is checked against trying all rules by `re.fullmatch` on a sample of its sites. Names are drawn anew in each run.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def main() -> None:
     notes, rows, holds = note_if_busy(), [], True
     if not cpu_kernels.has_dot_product():
         notes.append(
-            "This CPU has no 8-bit dot product (VNNI): exact 8-bit products take two multiplications, and torch._int_mm "
-            "is a reference loop. The figures wanted are for CPUs that have one."
+            "This CPU has no 8-bit dot product (VNNI): exact 8-bit products take more multiplications, and "
+            "torch._int_mm is a reference loop. The figures wanted are for CPUs that have one."
         )
     for (num_rows, inner, outer), (times_float32, times_torchao, most_of_bare) in SHAPES.items():
         calls, errors = variants(num_rows, inner, outer)

@@ -32,15 +32,14 @@ if TYPE_CHECKING:
         FloatDTypePolicy,
         GPTQDTypePolicy,
         Int4DTypePolicy,
-        KeepPolicy,
         MXDTypePolicy,
         NVFP4DTypePolicy,
         QuantizedDTypePolicy,
         QuantizedFloat8DTypePolicy,
-        keep,
     )
     from narrowcast.dtype_policies.files import read as read_policy
     from narrowcast.dtype_policies.files import write as write_policy
+    from narrowcast.dtype_policies.keep import KeepPolicy, keep
     from narrowcast.errors import NarrowcastError
     from narrowcast.plan.plan import Plan
     from narrowcast.plan.tree import Tree

@@ -22,20 +22,20 @@ from narrowcast.torch.gemm import is_slow
 
 __all__ = ["dequantize", "linear", "linear_of_weights"]
 
-_LARGEST = torch.tensor(127.0, device="cpu")  # a tensor: Python's 127.0 / x is 127.0 * (1 / x), which is not the same
+_LARGEST = torch.tensor(127.0, device="cpu")  # a tensor: Python's 127.0 / x is 127.0 * (1 / x), which differs
 _STEP = 1 / 127.0
 
 MAX_PACKED_ROWS = 4
 """Up to so many rows `_weight_int8pack_mm` is faster than a bfloat16 linear (2 x at 4 rows, slower from 16 on)."""
 
 PACKED_STEP = 32
-"""`_weight_int8pack_mm` reads whole vectors past the end of a row (and crashes) unless its length is a multiple of this.
+"""`_weight_int8pack_mm` reads past the end of a row (and crashes) unless its length is a multiple of this.
 
 Of 8 with AVX2, and of 32 with AVX-512, the widest it is built for.
 """
 
 _BLOCK = 2**20
-"""So many elements of a weight are made floats at a time: they stay in the caches, and a large layer is not held twice."""
+"""So many elements of a weight are made floats at a time: they stay in the caches, and no layer is held twice."""
 
 
 def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -160,7 +160,7 @@ def commit(changes: Iterable[Change]) -> Callable[[], None]:
 
 
 class Scheme(ABC):
-    """What carries out one mode at one kind of module. Stateless; one instance is registered for each `(mode, kind)`."""
+    """What carries out one mode at one kind of module. Stateless; one instance for each `(mode, kind)`."""
 
     @abstractmethod
     def judge(self, site: Site, member: Member, policy: DTypePolicy) -> Verdict:
@@ -182,9 +182,10 @@ class Scheme(ABC):
         Args:
             module: carries no policy, or the float policy that `policy` starts from.
             policy: its source resolved (never `keep`).
-            stored: the stored form's tensors by local name, when loading: used as they are, nothing is quantized. Those taken
-                are removed from the mapping.
-            shared: tensors already made for a tied parameter, by whatever key the scheme chooses, for all members of a site.
+            stored: the stored form's tensors by local name, when loading: used as they are, nothing is quantized. Those
+                taken are removed from the mapping.
+            shared: tensors already made for a tied parameter, by whatever key the scheme chooses, for all members of a
+                site.
 
         Raises:
             WeightError: a weight holds NaN or infinity.
@@ -192,7 +193,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def undo(self, module: nn.Module, *, shared: MutableMapping[Any, Any] | None = None) -> list[Change]:
-        """Builds what `module` was before: its own class and float parameters (dequantized where they were quantized)."""
+        """Builds what `module` was before: its own class, and its parameters in float (dequantized if need be)."""
 
 
 _SCHEMES: dict[tuple[str, str], Scheme] = {}
