@@ -58,7 +58,7 @@ train-report: $(VENV)/.demo $(CORPUS)  ## the same with three seeds of a smaller
 
 .PHONY: test
 test: $(VENV)/.dev  ## the tests, with every docstring's example
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## style and formatting
