@@ -153,7 +153,8 @@ class Sequential(Layer):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Makes the model whose `get_config` returned `config`, here or in Keras; `config` stays as it is."""
         fields = {name: value for name, value in config.items() if name not in ("build_input_shape", "layers")}
-        layers = [deserialize(layer) for layer in config.get("layers", ()) if not _is_input(layer)]
+        layers = [deserialize(layer) for layer in config.get("layers", ())]
+        layers = [layer for layer in layers if not isinstance(layer, InputLayer)]
         if not all(isinstance(layer, nn.Module) for layer in layers):
             raise LayerError("Config of a Sequential has something in it that is no layer", got={"layers": layers})
         made: Self = make(cls, {**fields, "layers": layers})
@@ -162,9 +163,14 @@ class Sequential(Layer):
         return made
 
 
-def _is_input(layer: Any) -> bool:
-    """Keras' models begin with a layer that only says the shape of the input."""
-    return isinstance(layer, Mapping) and layer.get("class_name") == "InputLayer"
+@builtin()
+class InputLayer:
+    """What Keras' models begin with: no layer, only the shape of the input, which the config says elsewhere too."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Returns one, whatever the config says."""
+        return cls()
 
 
 _ARGUMENTS: dict[type, frozenset[str]] = {}
