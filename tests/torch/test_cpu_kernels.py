@@ -127,22 +127,45 @@ def test_a_kernel_that_this_pytorch_does_not_have_is_not_used(monkeypatch):
 def test_the_choice_of_kernels_goes_by_what_the_cpu_has_and_what_is_exact(monkeypatch, has_dot_product, fits, expected):
     monkeypatch.setattr(cpu_kernels, "has_dot_product", lambda: has_dot_product)
     monkeypatch.setattr(cpu_kernels, "_fits", lambda kernel: kernel in fits)
+    monkeypatch.setattr(cpu_kernels, "_crossover", lambda: 0)
     cpu_kernels.cpu_kernels.cache_clear()
     try:
-        assert tuple(cpu_kernels.cpu_kernels()) == expected
+        assert tuple(cpu_kernels.cpu_kernels()) == (*expected, 0)
     finally:
         cpu_kernels.cpu_kernels.cache_clear()
 
 
-def test_the_faster_of_two_exact_kernels_takes_few_products(monkeypatch):
+# Fixed costs in us and products a us, of FBGEMM and of oneDNN, and up to how many products the former is faster.
+@pytest.mark.parametrize(
+    "fbgemm, onednn, expected",
+    [
+        ((20, 100_000), (40, 400_000), 20 / (1 / 100_000 - 1 / 400_000)),
+        ((20, 400_000), (40, 400_000), cpu_kernels.MOST_FEW_PRODUCTS),
+        ((20, 390_000), (40, 400_000), cpu_kernels.MOST_FEW_PRODUCTS),
+        ((40, 400_000), (20, 400_000), 0),
+    ],
+)
+def test_the_kernel_with_the_lower_fixed_cost_takes_few_products(monkeypatch, fbgemm, onednn, expected):
+    costs = {Fbgemm: fbgemm, OneDnn: onednn}
+
+    def seconds(kernel, rows, inner, outer):
+        fixed, rate = costs[kernel]
+        return (fixed + rows * inner * outer / rate) * 1e-6
+
     monkeypatch.setattr(cpu_kernels, "has_dot_product", lambda: True)
     monkeypatch.setattr(cpu_kernels, "_fits", lambda kernel: True)
-    monkeypatch.setattr(cpu_kernels, "_time_few", lambda kernel: 1.0 if kernel is Fbgemm else 2.0)
+    monkeypatch.setattr(cpu_kernels, "_time", seconds)
     cpu_kernels.cpu_kernels.cache_clear()
     try:
-        assert tuple(cpu_kernels.cpu_kernels()) == (True, Fbgemm, OneDnn)
+        found = cpu_kernels.cpu_kernels()
     finally:
         cpu_kernels.cpu_kernels.cache_clear()
+    assert found.few_products == pytest.approx(expected, rel=1e-6)
+    assert found[:3] == (True, Fbgemm if expected else OneDnn, OneDnn)
+
+
+def test_the_crossover_is_measured_in_little_time():
+    assert 0 <= cpu_kernels._crossover() <= cpu_kernels.MOST_FEW_PRODUCTS
 
 
 def gathered(wide, positions, num_inner):

@@ -167,7 +167,7 @@ def test_a_row_does_not_change_with_the_rows_beside_it():
 
 
 @pytest.mark.parametrize(
-    "choice", [CpuKernels(True, OneDnn, OneDnn), CpuKernels(True, Fbgemm, OneDnn), CpuKernels(False, None, None)]
+    "choice", [CpuKernels(True, OneDnn, OneDnn), CpuKernels(True, Fbgemm, OneDnn, 2000), CpuKernels(False, None, None)]
 )
 @pytest.mark.parametrize("inner", [1, 2, 31])
 def test_the_kernels_of_other_cpus_give_the_same_bits(monkeypatch, choice, inner):
@@ -315,3 +315,14 @@ def test_few_bfloat16_rows_of_any_length_run_on_weights(num_inner: int, num_rows
     expected = x.double() @ layer.weight_codes.double().t() * layer.weight_scale.double().t() + layer.bias.double()
     # One rounding to bfloat16 at the end, and one of the product before its bias: half a unit in the 8th bit each.
     torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-7)
+
+
+def test_weights_loaded_over_a_layer_made_in_inference_mode_are_the_ones_multiplied() -> None:
+    """Tensors made in inference mode count no writes, so a kernel's layout cannot tell by itself that it is old."""
+    layer, other = quantized(linear(64, 32)), quantized(linear(64, 32, seed=1))
+    x = randn(5, 64)
+    with torch.inference_mode():
+        twin = copy.deepcopy(layer)
+        twin(x)
+        twin.load_state_dict(other.state_dict())
+        assert torch.equal(twin(x), other(x))

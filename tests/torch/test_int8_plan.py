@@ -83,7 +83,7 @@ def describe(kind, policy="int8_from_float32", device="cpu", **options):
 def test_with_a_dot_product_the_plan_names_the_kernel_and_its_layout(cpu):
     cpu(True, OneDnn, OneDnn)
     assert describe(describe_int8) == ("oneDNN u8s8 gemm, each row of activations quantized as it comes", "", 512 * 512)
-    cpu(True, Fbgemm, OneDnn)
+    cpu(True, Fbgemm, OneDnn, 2**20)
     assert describe(describe_int8)[::2] == (
         "FBGEMM or oneDNN u8s8 gemm, each row of activations quantized as it comes",
         2 * 512 * 512,

@@ -42,7 +42,7 @@ def any_cpu(request, monkeypatch):
     """Every choice of kernels that there is. Weights of at most 64 are exact in all of them on every CPU."""
     choices = {
         "VNNI": CpuKernels(True, OneDnn, OneDnn),
-        "VNNI and FBGEMM": CpuKernels(True, Fbgemm, OneDnn),
+        "VNNI and FBGEMM": CpuKernels(True, Fbgemm, OneDnn, 2000),
         "no VNNI": CpuKernels(False, Spread, Spread),
         "none": CpuKernels(False, None, None),
     }
@@ -83,9 +83,8 @@ def test_many_products_and_few_go_to_the_kernels_for_them(monkeypatch):
 
         return Kernel
 
-    choice = CpuKernels(False, named("few"), named("many"))
+    choice = CpuKernels(False, named("few"), named("many"), 4 * 8 * 2)
     monkeypatch.setattr(kernels, "cpu_kernels", lambda: choice)
-    monkeypatch.setattr(kernels, "FEW_PRODUCTS", 4 * 8 * 2)
     weight, scale = codes(8, 2), scales(8)
     kernels.multiply(codes(4, 2).float(), weight, scale)
     kernels.multiply(codes(5, 2).float(), weight, scale)

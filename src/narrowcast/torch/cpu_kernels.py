@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 __all__ = [
     "FLIP",
+    "MOST_FEW_PRODUCTS",
     "CpuKernels",
     "Fbgemm",
     "Layout",
@@ -167,13 +168,19 @@ class CpuKernels(NamedTuple):
 
     Args:
         multiplies_one_row: whether `torch._int_mm` is the fastest for one row.
-        few: the layout for few products; see `narrowcast.torch.kernels.FEW_PRODUCTS`.
-        many: the layout for more.
+        few: the kernel for up to `few_products` products (rows x in x out), where the fixed cost of a call decides.
+        many: the kernel for more; `None` where there is none that is exact.
+        few_products: see `few`.
     """
 
     multiplies_one_row: bool
     few: Callable[[Tensor, Tensor], Layout] | None
     many: Callable[[Tensor, Tensor], Layout] | None
+    few_products: int = 0
+
+
+MOST_FEW_PRODUCTS = 2**26
+"""`few_products` is at most this: 32 rows of a layer of 1,024 x 2,048, beyond which no fixed cost is to be seen."""
 
 
 def has_dot_product() -> bool:
@@ -184,22 +191,22 @@ def has_dot_product() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def cpu_kernels() -> CpuKernels:
-    """Returns the kernels for this machine's CPU. Each is tried for exactness first, once a process, in some 10 ms."""
+    """Returns the kernels for this machine's CPU. Each is tried for exactness first, once a process, in some 50 ms."""
     with _TRYING:
         if has_dot_product() and _fits(OneDnn):
-            few = Fbgemm if _fits(Fbgemm) and _time_few(Fbgemm) * 1.2 < _time_few(OneDnn) else OneDnn
-            return CpuKernels(True, few, OneDnn)
+            few_products = _crossover() if _fits(Fbgemm) else 0
+            return CpuKernels(True, Fbgemm if few_products else OneDnn, OneDnn, few_products)
         if _fits(Spread):
             return CpuKernels(False, Spread, Spread)
         return CpuKernels(False, None, None)
 
 
-def _sample() -> tuple[Tensor, Tensor, Tensor]:
+def _sample(rows: int = 16, inner: int = 256, outer: int = 256) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator(device="cpu").manual_seed(0)
     draw = functools.partial(torch.randint, -127, 128, generator=generator, device="cpu")
-    codes, weight = draw((16, 256)).float(), draw((256, 256)).to(torch.int8)
+    codes, weight = draw((rows, inner)).float(), draw((outer, inner)).to(torch.int8)
     codes[0], weight[0] = 127, 127  # the largest sums there are
-    return codes, weight, torch.ones(256, 1, device="cpu")
+    return codes, weight, torch.ones(outer, 1, device="cpu")
 
 
 def _fits(kernel: Callable[[Tensor, Tensor], Layout]) -> bool:
@@ -212,8 +219,26 @@ def _fits(kernel: Callable[[Tensor, Tensor], Layout]) -> bool:
     return torch.equal(product, torch.mm(codes.double(), weight.double().t()).float())
 
 
-def _time_few(kernel: Callable[[Tensor, Tensor], Layout]) -> float:
-    codes, weight, scale = _sample()
+def _crossover() -> int:
+    """Up to how many products FBGEMM is faster than oneDNN, by the fixed costs and the rates of both at two sizes."""
+    sizes = (16, 256, 256), (32, 1024, 1024)
+    small, large = (rows * inner * outer for rows, inner, outer in sizes)
+    lines = []
+    for kernel in (Fbgemm, OneDnn):
+        at_small, at_large = (_time(kernel, *size) for size in sizes)
+        rate = (at_large - at_small) / (large - small)
+        lines.append((at_small - rate * small, rate))
+    (fixed, rate), (other_fixed, other_rate) = lines
+    if fixed >= other_fixed:
+        return 0
+    if rate <= other_rate:
+        return MOST_FEW_PRODUCTS
+    return min(int((other_fixed - fixed) / (rate - other_rate)), MOST_FEW_PRODUCTS)
+
+
+def _time(kernel: Callable[[Tensor, Tensor], Layout], rows: int, inner: int, outer: int) -> float:
+    """The least time, in seconds, of one product."""
+    codes, weight, scale = _sample(rows, inner, outer)
     layout = kernel(weight, scale)
     layout.multiply(codes)
     best = float("inf")

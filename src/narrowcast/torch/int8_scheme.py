@@ -19,6 +19,7 @@ from narrowcast.errors import CheckpointError, UnsupportedError, WeightError
 from narrowcast.numerics import stored_form
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Parameter, Site
+from narrowcast.torch import kernels
 from narrowcast.torch.carried import Cast
 from narrowcast.torch.gemm import ARITHMETIC
 from narrowcast.torch.int8_gemm import dequantize
@@ -67,12 +68,19 @@ class Int8Weights(Cast):
         try:
             return self._parameters["bias"]  # type: ignore[attr-defined,no-any-return]
         except KeyError:  # parametrized: a property of the class above ours
-            return self.bias  # type: ignore[attr-defined,no-any-return]
+            return self.bias  # type: ignore[attr-defined, no-any-return]
 
     def extra_repr(self) -> str:
         """The class's own, and the policy."""
         own = super().extra_repr()  # type: ignore[misc]
         return f"{own}, policy={self._dtype_policy.name}" if own else f"policy={self._dtype_policy.name}"
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+        for buffer in self._buffers.values():  # type: ignore[attr-defined]
+            if buffer is not None:
+                # A tensor made in inference mode counts no writes, so its layouts cannot tell that they are old.
+                kernels.drop_layouts(buffer)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         before = dict(self._buffers)  # type: ignore[attr-defined]

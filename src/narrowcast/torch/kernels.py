@@ -21,10 +21,7 @@ from torch import Tensor
 
 from narrowcast.torch.cpu_kernels import FLIP, Layout, as_float, cpu_kernels
 
-__all__ = ["FEW_PRODUCTS", "drop_layouts", "multiply", "multiply_plain", "num_layout_bytes"]
-
-FEW_PRODUCTS = 2**25
-"""Up to so many products (rows x in x out) the fixed cost of a call decides which kernel is faster."""
+__all__ = ["drop_layouts", "multiply", "multiply_plain", "num_layout_bytes"]
 
 _LAYOUTS = "_narrowcast_layouts"
 _LOCK = Lock()
@@ -57,7 +54,7 @@ def _multiply_cpu(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     if num_rows == 1 and num_inner > 1 and kernels.multiplies_one_row:
         # With one inner position `_int_mm` leaves its output as it was allocated.
         return _multiply_integer(codes, weight, scale)
-    kernel = kernels.few if num_rows * weight.numel() <= FEW_PRODUCTS else kernels.many
+    kernel = kernels.few if num_rows * weight.numel() <= kernels.few_products else kernels.many
     if kernel is None:
         return multiply_plain(codes, weight, scale)
     kept = weight.untyped_storage().__dict__.get(_LAYOUTS)
