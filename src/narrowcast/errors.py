@@ -15,7 +15,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── ModelError (ValueError)               a model (or its address) that cannot be read as a tree
     ├── PlanError (ValueError)                what a map asks of a model does not hold; carries every finding
     ├── UnsupportedError (NotImplementedError) a mode or layer that this version cannot carry out
-    ├── WeightError (ValueError)              values that cannot be quantized: NaN or infinity
+    ├── WeightError (ValueError)              values that a policy cannot hold: NaN, infinity, too large
     ├── LossScaleError (ValueError)           a loss scaler's settings, or its calls in the wrong order
     ├── UnsupportedError (NotImplementedError) a mode or layer this version cannot carry out
     ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used

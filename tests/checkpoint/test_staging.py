@@ -88,6 +88,7 @@ def test_a_kill_at_any_step_leaves_the_old_files_or_the_new_ones(tmp_path):
         # And a later save works whatever was left behind.
         write(folder, data_7="newer", manifest="newer")
         assert read(folder, "data-1", "data-2", "data-3", "data-7", "manifest") == [None, None, None, "newer", "newer"]
+        assert sorted(path.name for path in folder.iterdir()) == ["data-7", "manifest"]
         if status == 0:
             break
     else:

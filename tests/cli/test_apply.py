@@ -34,7 +34,7 @@ def test_json_says_bytes_and_statuses(run: Run, tmp_path: Path) -> None:
 def test_weights_that_cannot_be_quantized_leave_no_folder(run: Run, tmp_path: Path) -> None:
     done = run("apply", "tests.cli.models:with_nan", "--policy", "int8", "--out", tmp_path / "out")
     assert (done.status, done.out) == (1, "")
-    assert "Layer '0' cannot be quantized" in done.err
+    assert "Layer '0' cannot carry 'int8_from_float32'" in done.err
     assert not (tmp_path / "out").exists()
 
 

@@ -20,7 +20,11 @@ SOURCES = ["float16", "bfloat16", "float32", "float64", "mixed_float16", "mixed_
 def values_of(setting: Setting | Choice) -> st.SearchStrategy[Any]:
     if isinstance(setting, Choice):
         return st.sampled_from(setting.choices)
-    numbers = st.sampled_from(setting.choices) if setting.choices else st.integers(setting.minimum, 10**9 - 1)
+    numbers = (
+        st.sampled_from(setting.choices)
+        if setting.choices
+        else st.integers(setting.minimum, min(setting.maximum, 10**9 - 1))
+    )
     return numbers | st.sampled_from(setting.special) if setting.special else numbers
 
 

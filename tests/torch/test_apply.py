@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import narrowcast
-from narrowcast.errors import PlanError, UnsupportedError, WeightError
+from narrowcast.errors import ModelError, PlanError, UnsupportedError, WeightError
 from narrowcast.torch import scheme
 from tests.torch.models import Block, conv_net, ids, images, tiny_lm
 
@@ -73,7 +73,7 @@ def test_a_weight_that_is_not_finite_is_named_and_the_model_is_unchanged(bad):
     with torch.no_grad():
         model.blocks[1].down.weight[3, 5] = bad
     before = snapshot(model)
-    with pytest.raises(WeightError, match="Layer 'blocks/1/down' cannot be quantized"):
+    with pytest.raises(WeightError, match="Layer 'blocks/1/down' cannot carry 'int8_from_float32'"):
         narrowcast.apply(model, EVERYWHERE)
     for module, cls, _, _ in before:
         assert type(module) is cls
@@ -285,3 +285,55 @@ def test_a_plan_that_changes_no_activation_dtype_touches_no_kept_layer():
     before = [entry for entry in snapshot(model) if type(entry[0]) in (Block, nn.LayerNorm)]
     narrowcast.apply(model, {r"blocks/\d+/up": "int8", r"blocks/\d+/norm": "keep"})
     assert_unchanged(before)
+
+
+@pytest.mark.parametrize("first", ["mixed_bfloat16", "bfloat16"])
+def test_dequantize_gives_back_the_float_policy_that_was_carried_before(first):
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    narrowcast.apply(model, {"0": first})
+    expected = model[0](torch.ones(1, 16))
+    narrowcast.apply(model, {"0": "int8"})
+    narrowcast.dequantize(model)
+    assert model[0].dtype_policy.name == first
+    result = model[0](torch.ones(1, 16))
+    assert result.dtype == expected.dtype
+    # 8-bit weights and one rounding to bfloat16.
+    torch.testing.assert_close(result, expected, rtol=2**-5, atol=2**-5)
+
+
+def test_a_plan_made_on_the_meta_device_applies_to_the_real_model():
+    with torch.device("meta"):
+        chosen = narrowcast.plan(nn.Sequential(nn.Linear(64, 64)), {"0": "int8"})
+    model = narrowcast.apply(nn.Sequential(nn.Linear(64, 64)), chosen)
+    assert model[0].dtype_policy.name == "int8_from_float32"
+
+
+def test_quantizing_a_model_without_values_says_so():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ModelError, match="Layer '0' is on the meta device and has no values to quantize"):
+        narrowcast.apply(model, "int8")
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "int8", "mixed_bfloat16"])
+def test_a_policy_applied_in_inference_mode_trains_outside_of_it(policy):
+    model = nn.Sequential(nn.Linear(8, 8))
+    with torch.inference_mode():
+        narrowcast.apply(model, policy)
+    x = torch.ones(2, 8, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert model[0].bias.grad is not None
+
+
+def test_values_that_a_narrow_variable_dtype_cannot_hold_are_an_error():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight[1, 2] = 1e6
+    with pytest.raises(
+        WeightError, match=r"Layer '0' cannot carry 'float16': parameter 'weight' holds values that float16"
+    ):
+        narrowcast.apply(model, {"0": "float16"})
+    assert model[0].weight.dtype == torch.float32
+    narrowcast.apply(model, {"0": "mixed_float16"})

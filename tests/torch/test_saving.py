@@ -255,6 +255,8 @@ def test_an_index_that_points_outside_its_folder_is_refused(saved):
             "written by a newer narrowcast. Got format=2. Expected format 1 or older. Upgrade narrowcast",
         ),
         ({"narrowcast": "1"}, "has no format version"),
+        ({"narrowcast": 0}, "has no format version"),
+        ({"narrowcast": True}, "has no format version"),
         ({"surprise": 1}, "field 'surprise' is unknown"),
         ({"plan": None}, "is not valid"),
         ({"plan": {}}, "is not valid"),
@@ -312,3 +314,102 @@ def test_a_meta_model_cannot_be_saved(tmp_path):
     with pytest.raises(ModelError, match="'weight' is on the meta device and has no values"):
         narrowcast.save(nn.Linear(2, 2, device="meta"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "match"),
+    [
+        (
+            lambda: nn.MultiheadAttention(16, 2),
+            lambda: nn.MultiheadAttention(16, 8),
+            "num_heads of layer '0' is 2 as saved, 8",
+        ),
+        (
+            lambda: nn.Conv2d(2, 2, 3, padding=1),
+            lambda: nn.Conv2d(2, 2, 3, stride=2),
+            r"stride of layer '0' is \(1, 1\) as",
+        ),
+        (lambda: nn.ReLU(), lambda: nn.GELU(), "layer '0' is of class ReLU as saved, GELU in the model"),
+        (lambda: nn.LayerNorm(4), lambda: nn.LayerNorm(4, eps=1e-12), "eps of layer '0' is 1e-05 as saved, 1e-12"),
+        (lambda: nn.LSTM(4, 4), lambda: nn.LSTM(4, 4, batch_first=True), "batch_first of layer '0' is absent as saved"),
+    ],
+)
+def test_layers_of_equal_shapes_that_compute_differently_are_differences(tmp_path, saved, other, match):
+    narrowcast.save(nn.Sequential(saved()), tmp_path)
+    with pytest.raises(TreeMismatchError, match=match):
+        narrowcast.load(nn.Sequential(other()), tmp_path)
+
+
+def test_dropout_may_differ(tmp_path):
+    narrowcast.save(nn.Sequential(nn.MultiheadAttention(16, 2, dropout=0.1)), tmp_path)
+    narrowcast.load(nn.Sequential(nn.MultiheadAttention(16, 2)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["narrowcast.json", "model.safetensors.index.json"])
+def test_json_nested_without_end_is_refused(saved, name):
+    (saved / name).write_text("[" * 100_000)
+    refused(saved, name)
+
+
+def test_a_name_that_stands_twice_in_the_manifest_is_refused(saved):
+    path = saved / "narrowcast.json"
+    path.write_text(path.read_text().replace('"framework"', '"framework": "torch", "framework"', 1))
+    refused(saved, "a name stands twice")
+
+
+def test_every_change_of_a_plan_in_a_manifest_is_refused_or_says_the_same(saved):
+    """Fuzzes the manifest: each value in turn is deleted or replaced by one of another type."""
+    path = saved / "narrowcast.json"
+    whole = json.loads(path.read_text())
+
+    def places(value, trail=()):
+        yield trail
+        if isinstance(value, dict):
+            for key in value:
+                yield from places(value[key], (*trail, key))
+        elif isinstance(value, list):
+            for index in range(min(len(value), 2)):
+                yield from places(value[index], (*trail, index))
+
+    for trail in [trail for trail in places(whole["plan"], ("plan",)) if len(trail) > 1]:
+        for replacement in (None, 7, "x", [], {}):
+            changed = json.loads(json.dumps(whole))
+            owner = changed
+            for step in trail[:-1]:
+                owner = owner[step]
+            before = owner[trail[-1]]
+            if before == replacement:
+                continue
+            owner[trail[-1]] = replacement
+            path.write_text(json.dumps(changed))
+            model = tiny_lm()
+            try:
+                narrowcast.load(model, saved)
+            except CheckpointError:
+                assert type(model.blocks[0].up) is nn.Linear
+            else:
+                # Only what is told and not done: reasons, names of devices and classes.
+                assert isinstance(before, str | int | list | dict | None), trail
+                assert model.blocks[0].up.dtype_policy.name == "int8_from_float32"
+
+
+def test_a_dtype_that_files_cannot_hold_is_named(tmp_path):
+    model = nn.Module()
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(ModelError, match="Tensor 'phase' has a dtype that safetensors files cannot hold"):
+        narrowcast.save(model, tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["", "  ", "a\0b"])
+def test_a_folder_without_a_name_is_refused(folder):
+    with pytest.raises(CheckpointError, match="name of the folder is empty or holds a zero byte"):
+        narrowcast.save(nn.Linear(2, 2), folder)
+
+
+def test_loading_in_inference_mode_gives_parameters_that_train(tmp_path):
+    narrowcast.save(narrowcast.apply(tiny_lm(), {"blocks/0/up": "int8"}), tmp_path)
+    fresh = tiny_lm(seed=2)
+    with torch.inference_mode():
+        narrowcast.load(fresh, tmp_path)
+    fresh(ids()).sum().backward()
+    assert fresh.blocks[1].up.weight.grad is not None

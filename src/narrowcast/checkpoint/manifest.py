@@ -78,10 +78,11 @@ class Manifest:
                 fix="Give the folder that `narrowcast.save` wrote",
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+            content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        except (ValueError, OSError, RecursionError) as error:
             raise _invalid(f"it is not JSON ({error})") from error
-        if not isinstance(content, dict) or not isinstance(content.get("narrowcast"), int):
+        version = content.get("narrowcast") if isinstance(content, dict) else None
+        if type(version) is not int or version < 1:
             raise _invalid("it has no format version")
         if content["narrowcast"] > FORMAT_VERSION:
             raise CheckpointError(
@@ -104,12 +105,23 @@ class Manifest:
             plan = Plan.from_json(content["plan"])
         except NarrowcastError as error:
             raise _invalid(str(error)) from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _invalid(f"{type(error).__name__}: {error}") from error
+        if json.loads(json.dumps(plan.to_json())) != content["plan"]:
+            # What was read says something else, or less, than what was written.
+            raise _invalid("field 'plan' is not a plan as narrowcast writes it")
         if not isinstance(policy, DTypePolicyMap):
             raise _invalid("field 'map' is not a map")
         architecture = content.get("architecture")
         return cls(content["framework"], policy, plan, content["files"], content["aliases"], architecture)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two entries of one name would be read differently by different readers."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a name stands twice in one table")
+    return table
 
 
 def _invalid(why: str) -> CheckpointError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -20,11 +21,24 @@ from pathlib import Path
 
 from narrowcast.errors import CheckpointError
 
-__all__ = ["locate", "staged"]
+__all__ = ["folder_of", "locate", "staged"]
 
 _COMMIT = ".narrowcast-commit"
 _STAGING_PREFIX = ".narrowcast-staging-"
 _REMOVE = ".remove"
+_HOST = re.sub(r"[^A-Za-z0-9.]", "", socket.gethostname()) or "host"
+
+
+def folder_of(name: str | Path) -> Path:
+    """Returns the folder that a user named.
+
+    Raises:
+        CheckpointError: the name is empty (which would mean the folder that the process happens to be in) or holds a
+            zero byte.
+    """
+    if not str(name).strip() or "\0" in str(name):
+        raise CheckpointError("The name of the folder is empty or holds a zero byte", got={"folder": str(name)})
+    return Path(name)
 
 
 def locate(folder: Path, name: str) -> Path:
@@ -68,7 +82,7 @@ def staged(folder: Path, *, owned: re.Pattern[str]) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _finish(folder)
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=folder))
+        staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{_HOST}-{os.getpid()}-", dir=folder))
         yield staging
         names = {path.name for path in staging.iterdir()}
         stale = sorted(path.name for path in folder.iterdir() if owned.fullmatch(path.name) and path.name not in names)
@@ -105,7 +119,7 @@ def _finish(folder: Path) -> None:
         (commit / _REMOVE).unlink(missing_ok=True)
         commit.rmdir()
     for leftover in folder.glob(_STAGING_PREFIX + "*"):
-        # Only of processes that are gone: a live save of another process keeps its staging folder fresh.
+        # Only of processes that are gone: another process may be saving at this moment.
         if _is_abandoned(leftover):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -117,7 +131,15 @@ def _stale(folder: Path) -> list[str]:
 
 
 def _is_abandoned(staging: Path) -> bool:
-    """Whether a staging folder has not been written to for an hour (longer than any one shard takes)."""
+    """Whether nobody writes to a staging folder any more: its process is gone, or it was silent for an hour."""
+    host, _, rest = staging.name.removeprefix(_STAGING_PREFIX).rpartition("-")[0].rpartition("-")
+    if host == _HOST and rest.isdigit() and int(rest) != os.getpid():
+        try:
+            os.kill(int(rest), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass
     try:
         newest = max((path.stat().st_mtime for path in [staging, *staging.iterdir()]), default=0.0)
     except OSError:

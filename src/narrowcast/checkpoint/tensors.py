@@ -145,7 +145,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         weight_map = index["weight_map"]
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
             raise TypeError("weight_map is not a table of file names")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _corrupt(INDEX_NAME, str(error)) from error
     return weight_map
 

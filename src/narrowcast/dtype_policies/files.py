@@ -196,6 +196,8 @@ def _parse_json(source: _Text) -> Any:
     except json.JSONDecodeError as error:
         fix = "Write a backslash in JSON twice" if "escape" in error.msg else ""
         raise source.error(f"Text is not JSON: {error.msg}", at=error.lineno, fix=fix) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise source.error(f"Text is not JSON that can be read: {error}") from None
 
 
 _PARSERS: dict[str, Callable[[_Text], Any]] = {"toml": _parse_toml, "json": _parse_json}

@@ -12,7 +12,9 @@ from narrowcast.errors import PolicyError
 
 __all__ = ["QuantizedFloat8DTypePolicy"]
 
-_HISTORY = Setting("amax_history_length", "an integer of at least 1", default=1024)
+_HISTORY = Setting(
+    "amax_history_length", "an integer of at least 1, and at most 1,048,576", default=1024, maximum=2**20
+)
 _MARGIN = Setting("margin", "an integer of at least 0", default=0, minimum=0)
 _ALGORITHM = Choice("amax_compute_algo", ("max", "most_recent"), "max")
 _WIDE_GRADIENT = Choice("high_precision_weight_gradient", (False, True), False)

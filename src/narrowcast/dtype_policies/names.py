@@ -31,6 +31,7 @@ class Setting:
         minimum: the smallest value.
         choices: the only values, where they are few.
         special: values that are allowed besides, below the minimum.
+        maximum: the largest value.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Setting:
     minimum: int = 1
     choices: tuple[int, ...] = ()
     special: tuple[int, ...] = ()
+    maximum: int = 2**31 - 1
 
     def check(self, value: Any, *, mode: str) -> int:
         """Returns `value` as a plain integer; errors name the mode it is set for.
@@ -57,7 +59,9 @@ class Setting:
                 got={"mode": mode, self.name: value},
                 expected=self.expected,
             )
-        if number in self.special or (number in self.choices if self.choices else number >= self.minimum):
+        if number in self.special or (
+            number in self.choices if self.choices else self.minimum <= number <= self.maximum
+        ):
             return number
         raise PolicyError(
             f"Setting {self.name} is out of range", got={"mode": mode, self.name: number}, expected=self.expected

@@ -102,14 +102,35 @@ class Row:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], site: Site) -> Row:
-        """Makes the row of `site` that `to_json` returned."""
+        """Makes the row of `site` that `to_json` returned.
+
+        Raises:
+            ValueError: a field has a value of another type.
+        """
         fields = dict(data)
+        for name, kind in _PLAIN_FIELDS.items():
+            if type(fields[name]) is not kind:
+                raise ValueError(f"field {name!r} of a row is {fields[name]!r}")
+        if not all(isinstance(rule, str | None) for rule in (fields["rule"], *(x["rule"] for x in data["losers"]))):
+            raise ValueError("a rule of a row is not text")
         fields.pop("path")
         fields["asked"] = None if data["asked"] is None else deserialize(data["asked"])
         fields["given"] = deserialize(data["given"])
         fields["status"] = Status(data["status"])
         fields["losers"] = tuple(Loser(x["rule"], deserialize(x["policy"]), x["reason"]) for x in data["losers"])
         return cls(site=site, **fields)
+
+
+_PLAIN_FIELDS = {
+    "reason": str,
+    "bytes_before": int,
+    "bytes_after": int,
+    "bytes_kernel": int,
+    "kernel": str,
+    "replaces": str,
+    "casts_inputs": bool,
+}
+"""The fields of a row that are written as they are."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -231,11 +231,13 @@ class Tree:
         sites = tuple(
             Site(
                 tuple(_member_from_json(member) for member in site["members"]),
-                site["device"],
-                tuple(tuple(names) for names in site["tied"]),
+                str(site["device"]),
+                tuple(tuple(map(str, names)) for names in site["tied"]),
             )
             for site in data["sites"]
         )
+        if not all(site.members for site in sites):
+            raise ValueError("a site has no member")
         return cls(sites, data["framework"], data["name"])
 
     def __len__(self) -> int:
@@ -277,11 +279,20 @@ def _member_to_json(member: Member) -> dict[str, Any]:
 
 
 def _member_from_json(data: Mapping[str, Any]) -> Member:
+    paths, kind, class_name = data["paths"], data["kind"], data["class"]
+    if not paths or not all(isinstance(text, str) for text in (*paths, class_name)) or kind not in KINDS:
+        raise ValueError(f"a member has the paths {paths!r}, the kind {kind!r} and the class {class_name!r}")
     return Member(
-        tuple(data["paths"]),
-        data["kind"],
-        data["class"],
-        tuple(Parameter(name, tuple(shape), dtype) for name, shape, dtype in data["parameters"]),
+        tuple(paths),
+        kind,
+        class_name,
+        tuple(_parameter_from_json(*parameter) for parameter in data["parameters"]),
         None if data["policy"] is None else deserialize(data["policy"]),
         tuple(data["details"].items()),
     )
+
+
+def _parameter_from_json(name: str, shape: list[int], dtype: str) -> Parameter:
+    if not isinstance(name, str) or any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"a parameter has the name {name!r} and the shape {shape!r}")
+    return Parameter(name, tuple(shape), dtypes.get(dtype).name)

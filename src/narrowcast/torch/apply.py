@@ -5,13 +5,15 @@ Everything is built first and then exchanged at once: an error or an interrupt l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, keep
-from narrowcast.errors import PlanError, UnsupportedError, WeightError
+from narrowcast.errors import ModelError, PlanError, UnsupportedError, WeightError
 from narrowcast.plan.bind import bind
 from narrowcast.plan.plan import Plan, Row
 from narrowcast.torch import fused, scheme
@@ -21,7 +23,7 @@ from narrowcast.torch.kinds import working_module
 from narrowcast.torch.scheme import Change
 from narrowcast.torch.tree import tree
 
-__all__ = ["apply", "dequantize", "modules_by_path", "plan", "plan_of"]
+__all__ = ["apply", "asked_of", "carries_out", "dequantize", "modules_by_path", "plan", "plan_of", "trainable_tensors"]
 
 _PLAN = "_narrowcast_plan"
 
@@ -84,9 +86,10 @@ def apply(
     chosen = policy if isinstance(policy, Plan) else plan(model, policy, strict=strict, fallback=fallback)
     if chosen is policy:
         _check_made_for(chosen, model)
-    changes = _changes(model, chosen)
-    _attach(model, chosen, changes)
-    scheme.commit(changes)
+    with trainable_tensors():
+        changes = _changes(model, chosen)
+        _attach(model, chosen, changes)
+        scheme.commit(changes)
     expect_scaler(model, chosen)
     return model
 
@@ -102,6 +105,12 @@ def dequantize(model: nn.Module) -> nn.Module:
         >>> type(model[0]) is torch.nn.Linear, model[0].weight.dtype
         (True, torch.float32)
     """
+    with trainable_tensors():
+        _dequantize(model)
+    return model
+
+
+def _dequantize(model: nn.Module) -> None:
     shared: dict[Any, Any] = {}
     changes: list[Change] = []
     sources: list[tuple[nn.Module, str, DTypePolicy]] = []
@@ -140,7 +149,16 @@ def dequantize(model: nn.Module) -> nn.Module:
     except BaseException:
         roll_back()
         raise
-    return model
+
+
+@contextmanager
+def trainable_tensors() -> Iterator[None]:
+    """Makes tensors that can be trained with, whatever surrounds the call.
+
+    In `torch.inference_mode` a new tensor would be one that autograd refuses for ever.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def plan_of(model: nn.Module) -> Plan | None:
@@ -166,6 +184,17 @@ def carries_out(row: Row) -> DTypePolicy | None:
     return None if row.given == keep else row.given
 
 
+def asked_of(row: Row) -> DTypePolicy:
+    """Returns the policy that `dequantize` reads the source of: `keep` there means a module without a policy."""
+    if row.asked is None:
+        return row.given
+    before = row.site.policy
+    if row.asked.source is keep and before is not None and before != keep and before.quantization_mode is None:
+        # The site carried a float policy, which `keep` stands for.
+        return row.given
+    return row.asked
+
+
 def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
     modules = modules_by_path(model)
     changes: list[Change] = []
@@ -186,15 +215,20 @@ def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
                     f"Plan gives {policy.name!r} to {member.paths[0]!r}, a kind of layer that cannot carry it",
                     fix="Make the plan with `narrowcast.plan`",
                 )
+            if policy.quantization_mode is not None:
+                _check_has_values(module, member.paths[0])
             try:
                 built = carrier.prepare(module, policy, shared=shared)
             except WeightError as error:
                 raise WeightError(
-                    f"Layer {member.paths[0]!r} cannot be quantized: {error.problem}", got=error.got, fix=error.fix
+                    f"Layer {member.paths[0]!r} cannot carry {policy.name!r}: {error.problem}",
+                    got=error.got,
+                    expected=error.expected,
+                    fix=error.fix,
                 ) from None
             for change in built:
                 if change.module is module:
-                    change.new_dict["_asked_policy"] = row.asked if row.asked is not None else policy
+                    change.new_dict["_asked_policy"] = asked_of(row)
             changes += built
     changes += fused.changes_for(model, carried, changes)
     return changes
@@ -210,17 +244,24 @@ def _attach(model: nn.Module, chosen: Plan, changes: list[Change]) -> None:
 
 
 def _check_made_for(chosen: Plan, model: nn.Module) -> None:
-    present = tree(model)
-    if chosen.tree == present:
+    # On which device the tensors are may differ: a plan made on the meta device is a plan for the real model.
+    planned, present = ([(site.members, site.tied) for site in of] for of in (chosen.tree, tree(model)))
+    if planned == present:
         return
-    differing = [
-        site.path or "the root" for site, other in zip(chosen.tree.sites, present.sites, strict=False) if site != other
-    ]
+    differing = [old[0][0].paths[0] or "the root" for old, new in zip(planned, present, strict=False) if old != new]
     raise PlanError(
         "Plan was made for another model, or for this model before it changed",
         findings=[
-            f"{len(chosen.tree)} sites in the plan, {len(present)} in the model",
+            f"{len(planned)} sites in the plan, {len(present)} in the model",
             *([f"the first site that differs is {differing[0]!r}"] if differing else []),
         ],
         fix="Make the plan again with `narrowcast.plan(model, policy)`",
     )
+
+
+def _check_has_values(module: nn.Module, path: str) -> None:
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise ModelError(
+            f"Layer {path!r} is on the meta device and has no values to quantize",
+            fix="Give the model its weights first; plans need none, and `narrowcast.load` fills a meta model",
+        )

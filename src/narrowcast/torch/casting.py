@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast.dtype_policies import DTypePolicy, dtypes
-from narrowcast.errors import UnsupportedError
+from narrowcast.errors import UnsupportedError, WeightError
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Site
 from narrowcast.torch import keep  # noqa: F401  registers `keep`, which every plan with a float policy needs
@@ -209,7 +209,11 @@ def _cast_children(module: nn.Module) -> tuple[str, ...]:
 def _converted(
     module: nn.Module, variable: torch.dtype, shared: MutableMapping[Any, Any]
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """The floating parameters that are not in the variable dtype, with their data in it; tied storage stays tied."""
+    """The floating parameters that are not in the variable dtype, with their data in it; tied storage stays tied.
+
+    Raises:
+        WeightError: a value is larger than the variable dtype's largest, and would become infinity.
+    """
     converted = []
     own_dtypes = getattr(module, "_narrowcast_own_dtypes", ())
     for name, parameter in module._parameters.items():
@@ -219,9 +223,23 @@ def _converted(
         key = (data.untyped_storage()._cdata, data.storage_offset(), data.shape, data.stride(), variable)
         if key not in shared:
             # The old data stands beside the new one so that its address is not given to another tensor meanwhile.
-            shared[key] = data.to(variable), data
+            shared[key] = _without_overflow(name, data, variable), data
         converted.append((parameter, shared[key][0]))
     return converted
+
+
+def _without_overflow(name: str, data: Tensor, variable: torch.dtype) -> Tensor:
+    narrow = data.to(variable)
+    if not data.is_meta and torch.finfo(variable).max < torch.finfo(data.dtype).max:
+        lost = narrow.isinf() & data.isfinite()
+        if bool(lost.any()):
+            raise WeightError(
+                f"parameter {name!r} holds values that {dtypes.standardize(variable)} cannot",
+                got={"largest": float(data[lost].abs().max())},
+                expected=f"at most {torch.finfo(variable).max:g}",
+                fix="Choose a policy that stores variables in float32, such as 'mixed_float16', or keep the layer",
+            )
+    return narrow
 
 
 def _bytes_after(parameter: Any, policy: DTypePolicy) -> int:

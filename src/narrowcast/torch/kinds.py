@@ -109,11 +109,16 @@ _KINDS = (
         details=("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse", "mode", "include_last_offset"),
         shapes=lambda m: {"weight": (m.num_embeddings, m.embedding_dim)},
     ),
-    Kind("conv", _CONVOLUTIONS + _TRANSPOSED, details=("groups", "transposed", "padding_mode"), shapes=_conv_shape),
-    Kind("norm", _BATCH_NORMS, details=("affine", "track_running_stats")),
-    Kind("norm", _INSTANCE_NORMS, details=("affine", "track_running_stats")),
-    Kind("norm", (nn.GroupNorm,), details=("affine",)),
-    Kind("norm", (nn.LayerNorm, nn.RMSNorm), details=("elementwise_affine",)),
+    Kind(
+        "conv",
+        _CONVOLUTIONS + _TRANSPOSED,
+        details=("groups", "transposed", "padding_mode", "stride", "padding", "output_padding", "dilation"),
+        shapes=_conv_shape,
+    ),
+    Kind("norm", _BATCH_NORMS, details=("affine", "track_running_stats", "eps")),
+    Kind("norm", _INSTANCE_NORMS, details=("affine", "track_running_stats", "eps")),
+    Kind("norm", (nn.GroupNorm,), details=("affine", "num_groups", "eps")),
+    Kind("norm", (nn.LayerNorm, nn.RMSNorm), details=("elementwise_affine", "eps")),
     Kind("norm", (nn.LocalResponseNorm, nn.CrossMapLRN2d)),
     Kind(
         "attention",
@@ -122,9 +127,14 @@ _KINDS = (
         owns=("out_proj",),
         shapes=_attention_shapes,
     ),
-    Kind("recurrent", (nn.LSTM, nn.GRU, nn.RNN), details=("num_layers", "bidirectional", "hidden_size", "batch_first")),
+    Kind(
+        "recurrent",
+        (nn.LSTM, nn.GRU, nn.RNN),
+        details=("mode", "num_layers", "bidirectional", "hidden_size", "batch_first"),
+    ),
     Kind("recurrent", (nn.LSTMCell, nn.GRUCell, nn.RNNCell), details=("hidden_size",)),
-    Kind("softmax", (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d)),
+    Kind("softmax", (nn.Softmax, nn.LogSoftmax, nn.Softmin), details=("dim",)),
+    Kind("softmax", (nn.Softmax2d,)),
     Kind("loss", _LOSSES),
 )
 # Several classes may inherit one forward (BatchNorm1d and BatchNorm2d), hence a list for each.

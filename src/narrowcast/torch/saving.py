@@ -14,14 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from narrowcast.checkpoint import OWNED, Manifest, read_tensors, staged, write_tensors
+from narrowcast.checkpoint import OWNED, Manifest, folder_of, read_tensors, staged, write_tensors
 from narrowcast.dtype_policies import DTypePolicyMap
 from narrowcast.errors import CheckpointError, ModelError, NarrowcastError, TreeMismatchError, UnsupportedError
 from narrowcast.plan.plan import Plan
-from narrowcast.plan.tree import Site, Tree
+from narrowcast.plan.tree import Member, Site, Tree
 from narrowcast.torch import fused, scheme
 from narrowcast.torch.amp import expect_scaler
-from narrowcast.torch.apply import _attach, carries_out, modules_by_path, plan, plan_of
+from narrowcast.torch.apply import (
+    _attach,
+    asked_of,
+    carries_out,
+    modules_by_path,
+    plan,
+    plan_of,
+    trainable_tensors,
+)
 from narrowcast.torch.architecture import describe, make, make_ready
 from narrowcast.torch.kinds import state_prefix, working_module
 from narrowcast.torch.scheme import Change
@@ -63,7 +71,7 @@ def save(model: nn.Module, folder: str | Path, *, max_shard_bytes: int = DEFAULT
     if attached is None or _outcome(attached) != _outcome(present):
         # Sites were changed after `apply` (or the root was wrapped): what is there now is what is saved.
         attached = present
-    target = Path(folder)
+    target = folder_of(folder)
     with staged(target, owned=OWNED) as staging:
         files = write_tensors(
             tensors, staging, framework="torch", max_shard_bytes=max_shard_bytes, metadata={"format": "pt"}
@@ -101,7 +109,7 @@ def load(model: nn.Module | None, folder: str | Path, *, custom_objects: Mapping
         >>> torch.equal(fresh(x), model(x))
         True
     """
-    source = Path(folder)
+    source = folder_of(folder)
     manifest = Manifest.read(source)
     if manifest.framework != "torch":
         raise CheckpointError(
@@ -110,14 +118,15 @@ def load(model: nn.Module | None, folder: str | Path, *, custom_objects: Mapping
             expected="'torch'",
             fix="Load it with the framework that saved it",
         )
-    if model is None:
-        model = make(manifest.architecture, custom_objects)
-    put_back = make_ready(model, manifest.architecture)
-    try:
-        _load_into(model, source, manifest)
-    except BaseException:
-        put_back()
-        raise
+    with trainable_tensors():
+        if model is None:
+            model = make(manifest.architecture, custom_objects)
+        put_back = make_ready(model, manifest.architecture)
+        try:
+            _load_into(model, source, manifest)
+        except BaseException:
+            put_back()
+            raise
     return model
 
 
@@ -155,6 +164,13 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
                 got={"type": type(value).__name__},
                 expected="tensors only: nothing else can be saved without running code on load",
                 fix="Keep such state in a buffer",
+            )
+        if value.dtype.is_complex and value.dtype is not torch.complex64:
+            raise ModelError(
+                f"Tensor {name!r} has a dtype that safetensors files cannot hold",
+                got={"dtype": str(value.dtype)},
+                expected="complex64, or any dtype that is not complex",
+                fix="Keep its real and imaginary parts as two tensors",
             )
         if value.is_meta:
             raise ModelError(
@@ -218,11 +234,30 @@ def _site_differences(path: str, old: Site, new: Site) -> Iterator[str]:
         yield f"layer {path!r} is of kind {'/'.join(old.kinds)} as saved, {'/'.join(new.kinds)} in the model"
         return
     for saved, present in zip(old.members, new.members, strict=True):
+        yield from _fact_differences(saved, present)
         shapes, others = ({p.name: p.shape for p in member.parameters} for member in (saved, present))
         for name in dict.fromkeys([*shapes, *others]):
             if shapes.get(name) != others.get(name):
                 told = [str(of[name]) if name in of else "absent" for of in (shapes, others)]
                 yield f"parameter {name!r} of {saved.paths[0]!r} is {told[0]} as saved, {told[1]} in the model"
+
+
+def _fact_differences(saved: Member, present: Member) -> Iterator[str]:
+    """Where two layers of PyTorch's own classes compute differently. Classes of others may move between files."""
+    own = [member.class_name.startswith("torch.nn.") for member in (saved, present)]
+    if not all(own):
+        return
+    if saved.class_name != present.class_name:
+        names = [member.class_name.rpartition(".")[2] for member in (saved, present)]
+        yield f"layer {saved.paths[0]!r} is of class {names[0]} as saved, {names[1]} in the model"
+        return
+    facts, others = (dict(member.details) for member in (saved, present))
+    for name in dict.fromkeys([*facts, *others]):
+        # What says how a module was made or trained, and not what it computes.
+        if name not in {"dropout", "shares_memory", "refuses", "parametrized", "sparse", "scale_grad_by_freq"}:
+            old, new = facts.get(name, "absent"), others.get(name, "absent")
+            if old != new:
+                yield f"{name} of layer {saved.paths[0]!r} is {old} as saved, {new} in the model"
 
 
 def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[Change]:
@@ -261,7 +296,7 @@ def _rebuild(model: nn.Module, saved: Plan, stored: dict[str, Tensor]) -> list[C
                 # What `prepare` made from the module's own values is not wanted here: the file's values follow.
                 change.new_data.clear()
                 if change.module is module:
-                    change.new_dict["_asked_policy"] = row.asked if row.asked is not None else policy
+                    change.new_dict["_asked_policy"] = asked_of(row)
                 changes[change.module] = change
     for change in fused.changes_for(model, carried, list(changes.values())):
         changes[change.module] = change
