@@ -130,6 +130,16 @@ def test_what_is_not_finite_is_not_hidden_by_clipping(recipe, value):
     assert weight.grad.isnan().any()
 
 
+def test_an_infinity_that_a_stored_scale_clips_is_not_hidden():
+    x, weight, bias, grad = tensors(4, 8, 8)
+    x.data[1, 2] = np.inf
+    y = float8_product.by_tensor(x, weight, bias, torch.float32, stored=torch.tensor([100.0, 100.0, 100.0]))
+    assert y.isnan().all()
+    y.backward(grad)
+    assert weight.grad.isnan().all()
+    assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("recipe", ["by_row", "block"])
 def test_other_rows_do_not_suffer_from_one_that_is_not_finite(recipe):
     x, weight, bias, _ = tensors(4, 8, 8)

@@ -35,18 +35,18 @@ class Float8Attention(Float8Layer, ProjectedAttention):
         bias = None if module.in_proj_bias is None else self._narrowcast_narrow("in_proj_bias")
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         if module.in_proj_weight is None:
-            weights = [self._master(f"{name}_proj_weight") for name in "qkv"]
+            weights = [self._narrowcast_master(f"{name}_proj_weight") for name in "qkv"]
         else:
-            weight = self._master("in_proj_weight")
+            weight = self._narrowcast_master("in_proj_weight")
             if query is key and key is value:
-                return self._multiply(0, query, weight, bias, inner).chunk(3, dim=-1)
+                return self._narrowcast_multiply(0, query, weight, bias, inner).chunk(3, dim=-1)
             if key is value:
                 rest = None if bias is None else bias[width:]
-                queries = self._multiply(0, query, weight[:width], biases[0], inner)
-                return queries, *self._multiply(1, key, weight[width:], rest, inner).chunk(2, dim=-1)
+                queries = self._narrowcast_multiply(0, query, weight[:width], biases[0], inner)
+                return queries, *self._narrowcast_multiply(1, key, weight[width:], rest, inner).chunk(2, dim=-1)
             weights = list(weight.chunk(3))
         parts = zip((query, key, value), weights, biases, strict=True)
-        return tuple(self._multiply(product, *part, inner) for product, part in enumerate(parts))
+        return tuple(self._narrowcast_multiply(product, *part, inner) for product, part in enumerate(parts))
 
 
 class DelayedAttention(Stateful, Float8Attention):

@@ -8,6 +8,7 @@ them and in the order of the float32 sums. `scale_inv` of an operand is one numb
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
@@ -39,7 +40,12 @@ class Engine(ABC):
 
     Products are written for the three GEMMs of a linear layer `y_ro = x_ri @ weight_oi.T + bias_o`. Each operand comes
     rounded, with the factor that its codes are to be multiplied by: of no axes, or along its rows.
+
+    `keeps_weight` says whether the rounded weight is kept from forward to backward. Otherwise it is rounded again, and
+    no copy of every weight lies in memory meanwhile.
     """
+
+    keeps_weight = False
 
     @abstractmethod
     def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
@@ -65,8 +71,11 @@ class Engine(ABC):
 class Wide(Engine):
     """Float8 values held and multiplied in float32; exact products, float32 sums.
 
-    The factors go where they cost least: into the weight, which is smaller than the activations.
+    Factors of whole tensors cost nothing on the CPU, where the multiplication itself takes a number. Elsewhere, and
+    where tracing allows no numbers, they go into the weight, which is smaller than the activations.
     """
+
+    keeps_weight = True
 
     def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
         """See `Engine.quantize`."""
@@ -77,6 +86,8 @@ class Wide(Engine):
     ) -> Tensor:
         """See `Engine.forward`."""
         bias = None if bias is None else bias.float()
+        if _is_number(x_inv, weight_inv):
+            return _scaled_product(x, weight.t(), x_inv * weight_inv, bias).to(dtype)
         if x_inv.numel() == 1:
             return F.linear(x, weight * (x_inv * weight_inv.reshape(-1, 1)), bias).to(dtype)
         y = F.linear(x, weight * weight_inv.reshape(-1, 1))
@@ -87,13 +98,35 @@ class Wide(Engine):
         self, grad: Tensor, weight: Tensor, grad_inv: Tensor, weight_inv: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.grad_input`."""
+        if _is_number(grad_inv, weight_inv):
+            return _scaled_product(grad, weight, grad_inv * weight_inv).to(dtype)
         if grad_inv.numel() == 1:
             return torch.mm(grad, weight * (grad_inv * weight_inv.reshape(1, -1))).to(dtype)
         return torch.mm(grad, weight * weight_inv.reshape(1, -1)).mul_(grad_inv.reshape(-1, 1)).to(dtype)
 
     def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Tensor, x_inv: Tensor, dtype: torch.dtype) -> Tensor:
         """See `Engine.grad_weight`."""
+        if _is_number(grad_inv, x_inv):
+            return _scaled_product(grad.t(), x, grad_inv * x_inv).to(dtype)
         return torch.mm(grad.t(), x).mul_(grad_inv.reshape(-1, 1) * x_inv.reshape(1, -1)).to(dtype)
+
+
+def _is_number(a_inv: Tensor, b_inv: Tensor) -> bool:
+    """Whether both factors are one number, and reading it costs nothing."""
+    return (
+        a_inv.numel() == 1 and b_inv.numel() == 1 and a_inv.device.type == "cpu" and not torch.compiler.is_compiling()
+    )
+
+
+def _scaled_product(a: Tensor, b: Tensor, factor: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns `a @ b * factor + bias`."""
+    alpha = factor.item()
+    if math.isnan(alpha):  # `addmm` takes no notice of it
+        return a.new_full((a.shape[0], b.shape[1]), alpha)
+    if bias is None:
+        # `mm` takes no factor; what is multiplied by a beta of 0 is not read.
+        return torch.addmm(a.new_empty(1), a, b, beta=0.0, alpha=alpha)
+    return torch.addmm(bias, a, b, alpha=alpha)
 
 
 class ScaledOutput(Engine):

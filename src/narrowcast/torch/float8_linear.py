@@ -15,14 +15,14 @@ class Float8Linear(Float8Layer):
     """`nn.Linear` in float8."""
 
     def _narrowcast_run(self, input: Tensor) -> Tensor:
-        return self._multiply(0, input, self._master("weight"), self._narrowcast_narrow("bias"))
+        return self._narrowcast_multiply(0, input, self._narrowcast_master("weight"), self._narrowcast_narrow("bias"))
 
 
 class Float8Conv1D(Float8Layer):
     """Hugging Face's `Conv1D`, whose weight lies as (in, out), in float8."""
 
     def _narrowcast_run(self, x: Tensor) -> Tensor:
-        return self._multiply(0, x, self._master("weight").t(), self._narrowcast_narrow("bias"))
+        return self._narrowcast_multiply(0, x, self._narrowcast_master("weight").t(), self._narrowcast_narrow("bias"))
 
 
 class DelayedLinear(Stateful, Float8Linear):

@@ -101,8 +101,9 @@ class _ByTensor(torch.autograd.Function):
         engine = engine_for(x, weight, dtype, by_row=False)
         codes = engine.quantize(x, scales[0], FORWARD, clip=clip)
         weight_codes = engine.quantize(weight, scales[1], FORWARD, clip=clip)
-        # The weight is kept and rounded again in backward: its codes would be a copy of every weight of the model.
-        ctx.save_for_backward(x if wide_gradient else codes, weight, scales, inverse, grad_scale)
+        kept = weight_codes if engine.keeps_weight else weight
+        ctx.save_for_backward(x if wide_gradient else codes, kept, scales, inverse, grad_scale)
+        ctx.weight_dtype = weight.dtype
         ctx.pending = pending
         ctx.options = (dtype, clip, margin, wide_gradient)
         ctx.x_dtype = x.dtype
@@ -126,13 +127,14 @@ def _by_tensor_gradients(ctx: Any, grad: Tensor) -> Any:
     codes = engine.quantize(grad, scale, GRADIENT, clip=clip)
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
-        weight_codes = engine.quantize(weight, scales[1], FORWARD, clip=clip)
-        grad_x = engine.grad_input(codes, weight_codes, grad_inverse, inverse[1], ctx.x_dtype)
+        if not engine.keeps_weight:
+            weight = engine.quantize(weight, scales[1], FORWARD, clip=clip)
+        grad_x = engine.grad_input(codes, weight, grad_inverse, inverse[1], ctx.x_dtype)
     if ctx.needs_input_grad[1]:
         if wide_gradient:
-            grad_weight = _wide_grad_weight(grad, x, dtype, weight.dtype)
+            grad_weight = _wide_grad_weight(grad, x, dtype, ctx.weight_dtype)
         else:
-            grad_weight = engine.grad_weight(codes, x, grad_inverse, inverse[0], weight.dtype)
+            grad_weight = engine.grad_weight(codes, x, grad_inverse, inverse[0], ctx.weight_dtype)
     grad_bias = _grad_bias(ctx, grad)
     return grad_x, grad_weight, grad_bias, None, None, None, None, None, None, None, None
 

@@ -65,7 +65,7 @@ def round_to(x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tens
         >>> round_to(torch.tensor([0.3, 500.0, 0.001]), torch.tensor(1.0), FORWARD).tolist()
         [0.3125, 448.0, 0.001953125]
     """
-    y = x * scale if x.dtype is torch.float32 else x.float() * scale
+    y = x * scale if x.dtype is torch.float32 else x.float().mul_(scale)
     if clip:
         y.clamp_(-to.largest, to.largest)
     power = (y.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_min_(to.smallest_normal)

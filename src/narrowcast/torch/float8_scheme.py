@@ -55,7 +55,7 @@ def delayed(module: Any, product: int, x: Tensor, weight: Tensor, bias: Tensor |
         bias,
         dtype,
         stored=module.float8_scale[roles],
-        pending=module.float8_pending_amax[roles] if module._is_recording() else None,
+        pending=module.float8_pending_amax[roles] if module._narrowcast_is_recording() else None,
         margin=module._float8_margin,
         wide_gradient=module._float8_wide_gradient,
     )
@@ -86,7 +86,7 @@ class Float8Layer(Cast):
     _float8_recipe: Recipe
     _float8_wide_gradient: bool
 
-    def _multiply(
+    def _narrowcast_multiply(
         self, product: int, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """Returns `x @ weight.T + bias`, `x` of any number of axes, in `dtype` (the compute dtype where not given)."""
@@ -98,7 +98,7 @@ class Float8Layer(Cast):
         y = self._float8_recipe(self, product, x.reshape(-1, x.shape[-1]), weight, bias, dtype)
         return y.view(*x.shape[:-1], weight.shape[0])
 
-    def _master(self, name: str) -> Any:
+    def _narrowcast_master(self, name: str) -> Any:
         """The module's parameter called `name` as it is stored; it is rounded to float8 from there."""
         parameter = getattr(self, name)
         if parameter.dtype is not self._narrowcast_variable and parameter.dtype is not self._narrowcast_compute:

@@ -100,7 +100,7 @@ class Stateful:
     _buffers: dict[str, Any]
     training: bool
 
-    def _is_recording(self) -> bool:
+    def _narrowcast_is_recording(self) -> bool:
         # Reentrant checkpointing runs the first forward without gradients and records in the second.
         return self.training and torch.is_grad_enabled()
 
