@@ -413,3 +413,9 @@ def test_loading_in_inference_mode_gives_parameters_that_train(tmp_path):
         narrowcast.load(fresh, tmp_path)
     fresh(ids()).sum().backward()
     assert fresh.blocks[1].up.weight.grad is not None
+
+
+def test_files_have_the_rights_of_any_new_file(tmp_path):
+    (tmp_path / "ordinary").touch()
+    narrowcast.save(tiny_lm(), tmp_path)
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "ordinary").stat().st_mode}

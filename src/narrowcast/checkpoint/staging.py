@@ -87,7 +87,10 @@ def staged(folder: Path, *, owned: re.Pattern[str]) -> Iterator[Path]:
         names = {path.name for path in staging.iterdir()}
         stale = sorted(path.name for path in folder.iterdir() if owned.fullmatch(path.name) and path.name not in names)
         (staging / _REMOVE).write_text("\n".join(stale), encoding="utf-8")
+        # As any new file has it: safetensors writes files that the owner alone may read.
+        mode = stat.S_IMODE((staging / _REMOVE).stat().st_mode)
         for path in staging.iterdir():
+            path.chmod(mode)
             _sync(path)
         _sync(staging)
         staging.rename(folder / _COMMIT)
