@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, keep
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, keep, registry
 from narrowcast.errors import ModelError, PlanError, UnsupportedError, WeightError
 from narrowcast.plan.bind import bind
 from narrowcast.plan.plan import Plan, Row
@@ -215,7 +215,7 @@ def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
                     f"Plan gives {policy.name!r} to {member.paths[0]!r}, a kind of layer that cannot carry it",
                     fix="Make the plan with `narrowcast.plan`",
                 )
-            if policy.quantization_mode is not None:
+            if policy.quantization_mode is not None and not registry.mode_of(policy).is_trainable:
                 _check_has_values(module, member.paths[0])
             try:
                 built = carrier.prepare(module, policy, shared=shared)
