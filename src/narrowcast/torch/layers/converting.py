@@ -95,7 +95,7 @@ def quantize(layer: Any, mode: str, filters: Any) -> Plan:
     rules: dict[str, Any] = {".*": registry.make(mode, "keep")}
     with paths.frame(layer):
         for inner in layer._flatten_layers():
-            if not inner.built:
+            if not inner.built and not inner._builds_by_call():
                 raise LayerError(
                     f"{type(inner).__name__} at {inner.path!r} is not built, so it cannot be quantized",
                     fix="Build it first: `build(shape)`, or one call",
