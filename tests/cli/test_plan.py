@@ -132,3 +132,11 @@ def test_html_is_written_beside(run: Run, tmp_path: Path) -> None:
     assert done.status == 0
     assert "int8_from_float32" in page.read_text("utf-8")
     assert done.err == f"Wrote {page}\n"
+
+
+def test_a_page_that_cannot_be_written_is_an_error_and_nothing_else_is_said_on_standard_output(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run("plan", MODEL, "--html", tmp_path / "nowhere" / "plan.html", "--json")
+    assert done.status == 1
+    assert done.json["error"]["problem"] == "Page cannot be written: No such file or directory"

@@ -73,10 +73,9 @@ def compare(
     terminal.show("")
     for fact in report.facts:
         terminal.show(f"{fact.name}: {fact.value} ({fact.note})")
-    terminal.data({**found.to_json(), "checks": report.to_json()["checks"], "passed": report.passed})
     if html is not None:
-        html.write_text(page(report), encoding="utf-8")
-        terminal.note(f"Wrote {html}")
+        terminal.write_page(page(report), html)
+    terminal.data({**found.to_json(), "checks": report.to_json()["checks"], "passed": report.passed})
     if not report.passed:
         failed = "; ".join(
             f"{check.name}: {check.measured}, wanted {check.wanted}" for check in checks if not check.passed

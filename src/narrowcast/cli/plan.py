@@ -52,14 +52,13 @@ def plan(
             terminal.note(f"warning: {warning}", style="yellow")
     table = _table(found, every=every)
     terminal.show(table)
-    terminal.data(found.to_json())
     if html is not None:
         title = f"{tree.name}: layers" if policy is None else f"{tree.name}: plan for {policy}"
         report = Report(
             title, table.footer[0] if table.footer else "", read_environment(), sections=(Section("Layers", table),)
         )
-        html.write_text(page(report), encoding="utf-8")
-        terminal.note(f"Wrote {html}")
+        terminal.write_page(page(report), html)
+    terminal.data(found.to_json())
 
 
 def _table(found: Tree | Plan, *, every: bool) -> Table:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import typer
@@ -60,6 +61,22 @@ class Terminal:
         if self.err.is_terminal:
             return self.err.status(what + " …")
         return nullcontext()
+
+    def write_page(self, text: str, file: Path) -> None:
+        """Writes an HTML page.
+
+        Raises:
+            NarrowcastError: the file cannot be written.
+        """
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise NarrowcastError(
+                f"Page cannot be written: {error.strerror or error}",
+                got={"file": str(file)},
+                fix="Give a file in a folder that exists and can be written to",
+            ) from None
+        self.note(f"Wrote {file}")
 
     def step(self, what: str) -> AbstractContextManager[object]:
         """The same for a step of a long job, which is named in a log too."""
