@@ -76,7 +76,7 @@ class Int8Weights(Cast):
         return f"{own}, policy={self._dtype_policy.name}" if own else f"policy={self._dtype_policy.name}"
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+        super()._load_from_state_dict(*args, **kwargs)
         for buffer in self._buffers.values():  # type: ignore[attr-defined]
             if buffer is not None:
                 # A tensor made in inference mode counts no writes, so its layouts cannot tell that they are old.
