@@ -47,7 +47,9 @@ class Loop:
 
     def __init__(self, body: Node) -> None:
         self.sets: list[Ranges] = []
+        self.looks: list[int] = []
         self.follow: list[_Ways] = []
+        self.num_parts = 0  # alternations and repeats
         self.problem = ""
         empty, first, last = self._build(body)
         if empty:
@@ -55,9 +57,9 @@ class Loop:
         self._link(last, first)
 
     @property
-    def num_positions(self) -> int:
-        """How many sets of characters the group has, repeats not multiplied."""
-        return len(self.sets)
+    def num_looks(self) -> int:
+        """How many looks it takes at most, all positions together, to find what may come after each of them."""
+        return sum(self.num_parts + 1 + sum(self.looks[b] for b in follow) for follow in self.follow)
 
     def _fail(self, problem: str) -> None:
         self.problem = self.problem or problem
@@ -75,16 +77,20 @@ class Loop:
         match node:
             case Characters():
                 self.sets.append(node.first)
+                self.looks.append(node.num_looks)
                 self.follow.append({})
                 index = len(self.sets) - 1
                 return 0, {index: 1}, {index: 1}
             case Anchor():
+                self.num_parts += 1
                 return 1, {}, {}
             case Concatenation():
                 return self._chain(node.items)
             case Alternation():
+                self.num_parts += 1
                 return self._choice(node.items)
             case Repeat(is_possessive=False):
+                self.num_parts += 1
                 return self._round(node)
         self._fail(_NOT_PLAIN)
         return 0, {}, {}

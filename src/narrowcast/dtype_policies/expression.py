@@ -34,6 +34,9 @@ _ANY_BUT_NEWLINE: Ranges = ((0, 9), (11, _LAST))
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 _SPACES: Ranges = ((9, 13), (28, 32))
+_ONE_CHARACTER = ("ANY", "IN", "LITERAL", "NOT_LITERAL")
+_LAST_IN_TABLE = 0xFFFF
+_LISTED_PER_LOOK = 16  # at 2.5 ns, they take as long as another look
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
@@ -95,14 +98,19 @@ class Node:
         first: the characters with which what it matches may begin.
         can_be_empty: whether it may match no character.
         min_length: the fewest characters that it matches.
+        num_looks: how many looks, at sets of characters and at the parts around them, it takes at most to find that it
+            does not begin here.
     """
 
-    __slots__ = ("can_be_empty", "first", "min_length")
+    __slots__ = ("can_be_empty", "first", "min_length", "num_looks")
 
-    def __init__(self, first: Ranges = (), *, can_be_empty: bool = True, min_length: int = 0) -> None:
+    def __init__(
+        self, first: Ranges = (), *, can_be_empty: bool = True, min_length: int = 0, num_looks: int = 1
+    ) -> None:
         self.first = first
         self.can_be_empty = can_be_empty
         self.min_length = min_length
+        self.num_looks = num_looks
 
 
 class Characters(Node):
@@ -110,8 +118,8 @@ class Characters(Node):
 
     __slots__ = ("literal",)
 
-    def __init__(self, ranges: Ranges, literal: str = "") -> None:
-        super().__init__(ranges, can_be_empty=False, min_length=1)
+    def __init__(self, ranges: Ranges, literal: str = "", num_looks: int = 1) -> None:
+        super().__init__(ranges, can_be_empty=False, min_length=1, num_looks=num_looks)
         self.literal = literal
 
 
@@ -130,6 +138,7 @@ class Concatenation(Node):
             first_of(self.items),
             can_be_empty=all(item.can_be_empty for item in self.items),
             min_length=sum(item.min_length for item in self.items),
+            num_looks=looks_of(self.items),
         )
 
 
@@ -144,21 +153,32 @@ class Alternation(Node):
             union(*(item.first for item in self.items)),
             can_be_empty=any(item.can_be_empty for item in self.items),
             min_length=min((item.min_length for item in self.items), default=0),
+            num_looks=1 + sum(max(item.num_looks, 1) for item in self.items),
         )
 
 
 class Repeat(Node):
-    """A part several times, `least` to `most` (`None`: without limit)."""
+    """A part several times, `least` to `most` (`None`: without limit).
 
-    __slots__ = ("body", "is_possessive", "least", "most")
+    `is_fast` says that `re` reads it in a tight loop: one set of characters, greedy, in exact case.
+    """
 
-    def __init__(self, body: Node, least: int, most: int | None, *, is_possessive: bool = False) -> None:
+    __slots__ = ("body", "is_fast", "is_possessive", "least", "most")
+
+    def __init__(
+        self, body: Node, least: int, most: int | None, *, is_possessive: bool = False, is_fast: bool = False
+    ) -> None:
         self.body = body
         self.least = least
         self.most = most
         self.is_possessive = is_possessive
-        can_be_empty = least == 0 or body.can_be_empty
-        super().__init__(body.first, can_be_empty=can_be_empty, min_length=least * body.min_length)
+        self.is_fast = is_fast
+        super().__init__(
+            body.first,
+            can_be_empty=least == 0 or body.can_be_empty,
+            min_length=least * body.min_length,
+            num_looks=1 + body.num_looks,
+        )
 
 
 class Atomic(Node):
@@ -168,7 +188,9 @@ class Atomic(Node):
 
     def __init__(self, body: Node) -> None:
         self.body = body
-        super().__init__(body.first, can_be_empty=body.can_be_empty, min_length=body.min_length)
+        super().__init__(
+            body.first, can_be_empty=body.can_be_empty, min_length=body.min_length, num_looks=1 + body.num_looks
+        )
 
 
 class Look(Node):
@@ -213,6 +235,16 @@ def first_of(items: Iterable[Node], follow: Ranges = ()) -> Ranges:
     return union(*sets, follow)
 
 
+def looks_of(items: Iterable[Node], follow: int = 0) -> int:
+    """Returns how many looks it takes to find that neither the items nor what follows them begin here."""
+    looks = 0
+    for item in items:
+        looks += item.num_looks
+        if not item.can_be_empty:
+            return looks
+    return looks + follow
+
+
 def parse(key: str) -> Node:
     """Reads a regular expression that `re.compile` accepts.
 
@@ -238,7 +270,7 @@ def _node(operation: str, argument: Any, flags: int) -> Node:
         case "ANY":
             return Characters(EVERYTHING if flags & re.DOTALL else _ANY_BUT_NEWLINE)
         case "IN":
-            return Characters(_set(argument, flags))
+            return Characters(_set(argument, flags), num_looks=1 + _num_listed(argument) // _LISTED_PER_LOOK)
         case "SUBPATTERN":
             _, added, removed, body = argument
             return _concatenation(body, (flags | added) & ~removed)
@@ -252,6 +284,10 @@ def _node(operation: str, argument: Any, flags: int) -> Node:
                 int(least),
                 None if unlimited else int(most),
                 is_possessive=operation == "POSSESSIVE_REPEAT",
+                is_fast=operation != "MIN_REPEAT"
+                and len(body) == 1
+                and str(body[0][0]) in _ONE_CHARACTER
+                and not flags & re.IGNORECASE,
             )
         case "ATOMIC_GROUP":
             return Atomic(_concatenation(argument, flags))
@@ -267,6 +303,16 @@ def _node(operation: str, argument: Any, flags: int) -> Node:
         case "FAILURE":
             return Look(Concatenation(()))
     raise NotImplementedError(operation)
+
+
+def _num_listed(items: Iterable[tuple[Any, Any]]) -> int:
+    """How many members of a set `re` tries one by one: those beyond 16 bits, as all others have a bit in a table."""
+    ends = [
+        argument if str(operation) == "LITERAL" else argument[1]
+        for operation, argument in items
+        if str(operation) in ("LITERAL", "RANGE")
+    ]
+    return sum(end > _LAST_IN_TABLE for end in ends)
 
 
 def _set(items: Iterable[tuple[Any, Any]], flags: int) -> Ranges:

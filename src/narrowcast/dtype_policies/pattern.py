@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 
 from narrowcast.dtype_policies.expression import Characters, Concatenation, Node, parse
-from narrowcast.dtype_policies.runaway import RunawayError, count_steps
+from narrowcast.dtype_policies.runaway import RunawayError, estimate_seconds
 from narrowcast.errors import PatternError, PolicyError
 
 __all__ = ["MAX_KEY_LENGTH", "MAX_PATH_LENGTH", "Pattern", "PatternIndex"]
@@ -126,7 +126,7 @@ def _compile(key: str) -> _Compiled:
         ) from None
     try:
         node = parse(key)
-        is_for_one_line = _check_runaway(node)
+        is_for_one_line = _check_runaway(node, expression.groups)
     except RunawayError as error:
         raise PatternError(
             f"Key can backtrack without end: {error}",
@@ -144,12 +144,12 @@ def _compile(key: str) -> _Compiled:
     return _Compiled(expression, tuple(dict.fromkeys(_features(node))), longest, is_for_one_line)
 
 
-def _check_runaway(node: Node) -> bool:
+def _check_runaway(node: Node, num_groups: int) -> bool:
     """Whether the pattern is bounded on paths of one line only; raises `RunawayError` if it is not even there."""
     try:
-        count_steps(node, MAX_PATH_LENGTH, is_one_line=False)
+        estimate_seconds(node, MAX_PATH_LENGTH, is_one_line=False, num_groups=num_groups)
     except RunawayError:
-        count_steps(node, MAX_PATH_LENGTH, is_one_line=True)
+        estimate_seconds(node, MAX_PATH_LENGTH, is_one_line=True, num_groups=num_groups)
         return True
     return False
 

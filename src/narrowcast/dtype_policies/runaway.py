@@ -1,7 +1,8 @@
 r"""The check that a regular expression cannot backtrack without end, made once, when a key is inserted.
 
-`re` tries one way after another to match, and holds the interpreter meanwhile. The number of *partial ways* of an
-expression on a text of `n` characters bounds its time. It is found from the expression alone, as a polynomial in `n`:
+`re` tries one way after another to match, and holds the interpreter meanwhile. Its time on a text of `n` characters is
+at most the number of *partial ways* of the expression, each at the measured price of its kind of step. It is found from
+the expression alone, as a polynomial in `n`:
 
 - a part that can stop at one place only (a literal, `\d+` before a `/`) has one way;
 - a part that can stop anywhere (`.*`) multiplies the ways of what follows. `d` of them in a row stop at increasing
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from narrowcast.dtype_policies.ambiguity import Loop
 from narrowcast.dtype_policies.expression import (
@@ -33,18 +35,24 @@ from narrowcast.dtype_policies.expression import (
     Reference,
     Repeat,
     first_of,
+    looks_of,
     overlap,
     union,
 )
 
-__all__ = ["MAX_STEPS", "RunawayError", "count_steps"]
+__all__ = ["MAX_SECONDS", "RunawayError", "estimate_seconds"]
 
-MAX_STEPS = 2e9
-"""The most steps that an expression may take on the longest path: a few seconds at 2 ns, the time of the fastest kind
-of step. Paths of usual length take some hundred thousand times less."""
-# What other kinds of step cost, in units of the fastest: to begin reading a literal, to enter a group (measured).
-_LITERAL_STEPS = 5.0
-_GROUP_STEPS = 10.0
+MAX_SECONDS = 1.0
+"""The longest that an expression may take on the longest path, by the prices below. Paths of usual length take some
+hundred thousand times less."""
+# Prices in nanoseconds, measured on two nested repeats (n**2 / 2 steps, n = 1,024; CPython 3.11, AMD EPYC, CPU time)
+# and rounded up. An end of a greedy repeat of one set took 13 (`.*`), 16 (`\w*`), 21 (`a*` at the end of a branch);
+# of a lazy one 22, with a look-around or `\B` 36, of a group 35, with a branch in it 48, under IGNORECASE 44, of an
+# optional group 43. A character of a literal took 3.5, and a capturing group added 6.5.
+_FAST = 25.0
+_SLOW = 50.0
+_LITERAL = 4.0
+_GROUP_SHARE = 1 / 3  # what a capturing group adds to any step, in steps of the fastest kind
 
 _MAX_DEGREE = 8
 _FEW = 64  # ends of a counted repeat up to which they are counted one by one
@@ -58,6 +66,16 @@ _ONE: Polynomial = (1.0,)
 _ANYWHERE: Polynomial = (1.0, 1.0)
 
 
+class _Follow(NamedTuple):
+    """What may come next: with which characters it begins (none: the text ends), in how many looks."""
+
+    first: Ranges = ()
+    num_looks: int = 1
+
+
+_ANYTHING = _Follow(EVERYTHING)
+
+
 class RunawayError(Exception):
     """An expression can backtrack without end; the text says where."""
 
@@ -68,37 +86,39 @@ class Cost:
 
     Args:
         ways: in how many ways it can match, all ends counted, if what follows agrees.
-        steps: how many partial ways are tried.
+        time: how long all partial ways take, in nanoseconds.
     """
 
-    ways: Polynomial = _ONE
-    steps: Polynomial = _ONE
+    ways: Polynomial
+    time: Polynomial
 
 
-def count_steps(node: Node, length: int, *, is_one_line: bool) -> float:
-    r"""Returns an upper bound of the steps that matching takes on any text of at most `length` characters.
+def estimate_seconds(node: Node, length: int, *, is_one_line: bool, num_groups: int = 0) -> float:
+    r"""Returns an upper bound of the time that matching takes on any text of at most `length` characters.
 
     Args:
         node: the expression. The whole text must match.
         length: the longest text.
         is_one_line: whether no text holds a line feed, so that `.*` at the end always matches.
+        num_groups: how many capturing groups the expression has.
 
     Raises:
-        RunawayError: the bound is exponential, or above `MAX_STEPS`.
+        RunawayError: the bound is exponential, or above `MAX_SECONDS`.
 
     Example:
         >>> from narrowcast.dtype_policies.expression import parse
-        >>> count_steps(parse(r"layer/\d+/.*"), 1024, is_one_line=True) < 2000
+        >>> estimate_seconds(parse(r"layer/\d+/.*"), 1024, is_one_line=True) < 1e-3
         True
-        >>> count_steps(parse("(a+)+x"), 1024, is_one_line=True)
+        >>> estimate_seconds(parse("(a+)+x"), 1024, is_one_line=True)
         Traceback (most recent call last):
         ...
         narrowcast.dtype_policies.runaway.RunawayError: a repeat inside a repeat can read the same text in two ways
     """
-    steps = _value(_cost(node, (), length, is_last=is_one_line).steps, length)
-    if steps > MAX_STEPS:
+    time = _value(_cost(node, _Follow(), length, is_last=is_one_line).time, length)
+    seconds = time * 1e-9 * (1.0 + _GROUP_SHARE * num_groups)
+    if seconds > MAX_SECONDS:
         raise RunawayError("several parts that can stop anywhere follow one another")
-    return steps
+    return seconds
 
 
 def _value(polynomial: Polynomial, length: int) -> float:
@@ -125,24 +145,26 @@ def _multiply(first: Polynomial, second: Polynomial) -> Polynomial:
     for i, a in enumerate(first):
         for j, b in enumerate(second):
             product[i + j] += a * b
-    if len(product) > _MAX_DEGREE or max(product) > MAX_STEPS:
+    if len(product) > _MAX_DEGREE or max(product) > MAX_SECONDS * 1e9:
         raise RunawayError("several parts that can stop anywhere, or in many ways, follow one another")
     return tuple(product)
 
 
-def _cost(node: Node, follow: Ranges, length: int, *, is_last: bool) -> Cost:
-    """The cost of `node` where `follow` holds the characters that may come next (none: the text must end)."""
+def _cost(node: Node, follow: _Follow, length: int, *, is_last: bool) -> Cost:
+    """The cost of `node` before `follow`."""
     match node:
-        case Characters() | Anchor():
-            return Cost()
+        case Characters():
+            return Cost(_ONE, (_LITERAL if node.literal else _SLOW * node.num_looks,))
+        case Anchor():
+            return Cost(_ONE, (_SLOW,))
         case Reference():
-            return Cost(_ONE, _ANYWHERE)
+            return Cost(_ONE, (_SLOW, _LITERAL))
         case Concatenation():
             return _concatenation(node, follow, length, is_last=is_last)
         case Alternation():
             return _alternation(node, follow, length, is_last=is_last)
         case Look() | Atomic():
-            return Cost(_ONE, _cost(node.body, EVERYTHING, length, is_last=False).steps)
+            return Cost(_ONE, _add((_SLOW,), _cost(node.body, _ANYTHING, length, is_last=False).time))
         case Repeat(body=Characters()):
             return _simple_repeat(node, follow, "", is_last=is_last)
         case Repeat():
@@ -150,16 +172,16 @@ def _cost(node: Node, follow: Ranges, length: int, *, is_last: bool) -> Cost:
     raise NotImplementedError(type(node).__name__)
 
 
-def _concatenation(node: Concatenation, follow: Ranges, length: int, *, is_last: bool) -> Cost:
+def _concatenation(node: Concatenation, follow: _Follow, length: int, *, is_last: bool) -> Cost:
     items = node.items
     last = len(items) - 1
     while last > 0 and _is_end(items[last]):
         last -= 1  # `.*$` ends where `.*` does
-    ways, steps = _ONE, _NONE
-    num_counted = 0  # characters of a literal whose steps the repeat before it has counted
+    ways, time = _ONE, _NONE
+    num_counted = 0  # characters of a literal whose time the repeat before it has counted
     for index, item in enumerate(items):
         rest = items[index + 1 :]
-        after = first_of(rest, follow)
+        after = _Follow(first_of(rest, follow.first), looks_of(rest, follow.num_looks))
         ends = is_last and index == last
         if isinstance(item, Repeat) and isinstance(item.body, Characters):
             literal = _literal(rest)
@@ -170,9 +192,9 @@ def _concatenation(node: Concatenation, follow: Ranges, length: int, *, is_last:
             num_counted -= 1
         else:
             cost = _cost(item, after, length, is_last=ends)
-        steps = _add(steps, _multiply(ways, cost.steps))
+        time = _add(time, _multiply(ways, cost.time))
         ways = _multiply(ways, cost.ways)
-    return Cost(ways, steps)
+    return Cost(ways, time)
 
 
 def _is_end(node: Node) -> bool:
@@ -189,21 +211,25 @@ def _literal(items: tuple[Node, ...]) -> str:
     return text
 
 
-def _simple_repeat(node: Repeat, follow: Ranges, literal: str, *, is_last: bool) -> Cost:
+def _simple_repeat(node: Repeat, follow: _Follow, literal: str, *, is_last: bool) -> Cost:
     """A repeat of one set of characters, before `literal`."""
     characters = node.body.first
+    # To go on by one character, and to stop there and look at what follows.
+    price = (_FAST if node.is_fast else _SLOW) + _SLOW * (node.body.num_looks - 1)
     if is_last and node.most is None and union(characters, _NEWLINE) == EVERYTHING and not node.is_possessive:
-        return Cost(_ONE, _NONE)  # `.*` at the end takes the rest of the line and is done
-    if node.is_possessive or node.least == node.most or not overlap(characters, follow):
-        return Cost(_ONE, _add(_ANYWHERE, (_LITERAL_STEPS * len(literal),)))
+        return Cost(_ONE, (price * (node.least + 1),))  # `.*` at the end takes the rest of the line and is done
+    if node.least == node.most:
+        return Cost(_ONE, (price * (node.least + 1) + _LITERAL * len(literal),))
+    if node.is_possessive or not overlap(characters, follow.first):
+        return Cost(_ONE, (price + _LITERAL * len(literal), price + _SLOW * (follow.num_looks - 1)))
     periods = _periods(literal)
     # Each beginning of the literal can be read at one place in `period`; only whole ones go on.
-    reading = _LITERAL_STEPS * sum(1.0 / period for period in periods[:-1])
+    reading = _LITERAL * sum(1.0 / period for period in periods[:-1])
     if node.most is not None and node.most - node.least < _FEW:
         ends = float(node.most - node.least + 1)
-        return Cost((ends,), (node.most + ends * (1.0 + _LITERAL_STEPS * max(len(literal) - 1, 0)),))
+        return Cost((ends,), (price * node.most + ends * (price + _LITERAL * len(literal)),))
     ways = (1.0, 1.0 / periods[-1]) if literal else _ANYWHERE
-    return Cost(ways, (1.0 + _LITERAL_STEPS * len(literal), 1.0 + reading))
+    return Cost(ways, (price + _LITERAL * len(literal), price + reading))
 
 
 def _periods(literal: str) -> list[int]:
@@ -221,13 +247,13 @@ def _periods(literal: str) -> list[int]:
     return periods
 
 
-def _alternation(node: Alternation, follow: Ranges, length: int, *, is_last: bool) -> Cost:
+def _alternation(node: Alternation, follow: _Follow, length: int, *, is_last: bool) -> Cost:
     costs = [_cost(item, follow, length, is_last=is_last) for item in node.items]
-    ways, steps = costs[0].ways, costs[0].steps
+    ways, time = costs[0].ways, _add((_SLOW * (1 + len(costs)),), costs[0].time)
     combine = _largest if _are_apart(node.items) else _add
     for cost in costs[1:]:
-        ways, steps = combine(ways, cost.ways), _add(steps, cost.steps)
-    return Cost(ways, steps)
+        ways, time = combine(ways, cost.ways), _add(time, cost.time)
+    return Cost(ways, time)
 
 
 def _are_apart(items: tuple[Node, ...]) -> bool:
@@ -242,43 +268,43 @@ def _are_apart(items: tuple[Node, ...]) -> bool:
     return True
 
 
-def _repeat(node: Repeat, follow: Ranges, length: int, *, is_last: bool) -> Cost:
+def _repeat(node: Repeat, follow: _Follow, length: int, *, is_last: bool) -> Cost:
     """A repeat of a group."""
     body = node.body
-    ways: Polynomial
+    stop = _SLOW * (1 + follow.num_looks)
     if node.most == 0:
-        return Cost()
+        return Cost(_ONE, (_SLOW,))
     if node.most == 1 and not node.is_possessive:
         cost = _cost(body, follow, length, is_last=is_last)
         if node.least == 1:
             return cost
-        apart = not body.can_be_empty and not overlap(body.first, follow)
+        apart = not body.can_be_empty and not overlap(body.first, follow.first)
         ways = _largest(_ONE, cost.ways) if apart else _add(_ONE, cost.ways)
-        return Cost(ways, _add((_GROUP_STEPS,), cost.steps))
+        return Cost(ways, _add((_SLOW + stop,), cost.time))
     if node.is_possessive:
-        inside = _cost(body, EVERYTHING, length, is_last=False)
-        return Cost(_ONE, _multiply(_ANYWHERE, inside.steps))
+        inside = _cost(body, _ANYTHING, length, is_last=False)
+        return Cost(_ONE, _multiply((1.0 + node.least, 1.0), _add((_SLOW,), inside.time)))
     loop = Loop(body)
     reason = loop.ambiguity()
     if not reason:
-        apart = not overlap(body.first, follow)
+        apart = not overlap(body.first, follow.first)
         ways = _ONE if apart else _ANYWHERE
-        return Cost(ways, (_GROUP_STEPS, _GROUP_STEPS + loop.num_positions))
+        time = _SLOW * (1 + body.num_looks) + stop
+        return Cost(ways, (time, _SLOW * (1 + loop.num_looks) + stop))
     if node.most is None or node.most > length:
         raise RunawayError(reason)
-    return _power(node, union(body.first, follow), length)
+    return _power(node, _Follow(union(body.first, follow.first), body.num_looks + follow.num_looks), length)
 
 
-def _power(node: Repeat, follow: Ranges, length: int) -> Cost:
+def _power(node: Repeat, follow: _Follow, length: int) -> Cost:
     """A counted repeat of an ambiguous group: each time round multiplies."""
-    ways: Polynomial
     cost = _cost(node.body, follow, length, is_last=False)
-    round_steps = _add((_GROUP_STEPS,), cost.steps)
-    ways, steps = _NONE if node.least else _ONE, _NONE
+    once = _add((_SLOW * (1 + follow.num_looks),), cost.time)
+    ways, time = _NONE if node.least else _ONE, _NONE
     power = _ONE
     for number in range(1, (node.most or 0) + 1):
-        steps = _add(steps, _multiply(power, round_steps))
+        time = _add(time, _multiply(power, once))
         power = _multiply(power, cost.ways)
         if number >= node.least:
             ways = _add(ways, power)
-    return Cost(ways, steps)
+    return Cost(ways, time)
