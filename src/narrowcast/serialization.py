@@ -189,8 +189,9 @@ def serialize(obj: Any) -> Any:
     """Returns an object as plain JSON values, from which `deserialize` makes an equal one.
 
     Args:
-        obj: `None`, text, numbers, lists, tuples (which come back as lists), dicts with text keys, policies, dtypes, an
-            object with `get_config`, or a function or class that is registered or narrowcast's own.
+        obj: `None`, text, numbers, lists, tuples (which come back as lists), dicts with text keys, policies (those of
+            floats by name), dtypes, an object with `get_config`, or a function or class that is registered or
+            narrowcast's own.
 
     Returns:
         For an object, a dict of `class_name`, `config` and `registered_name`; layers that are built add `build_config`.
@@ -323,7 +324,7 @@ def _make(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None) -
     class_name, fields = config["class_name"], config["config"]
     if class_name == "function":
         return _find(config.get("registered_name") or fields, custom_objects, "Function")
-    if class_name in _POLICIES and not config.get("registered_name"):
+    if isinstance(class_name, str) and class_name in _POLICIES and not config.get("registered_name"):
         return dtype_policies.deserialize(config, custom_objects)
     cls = _find(config.get("registered_name") or class_name, custom_objects, "Class")
     if not hasattr(cls, "from_config"):

@@ -14,7 +14,7 @@ from narrowcast.errors import ConfigError, LayerError, NarrowcastError, Unsuppor
 from narrowcast.serialization import serialize
 from narrowcast.torch.layers import paths, regularizers
 from narrowcast.torch.layers.carrying import carriable
-from narrowcast.torch.layers.policies import without_mode
+from narrowcast.torch.layers.policies import look_up, without_mode
 from narrowcast.torch.scheme import original_class
 
 __all__ = ["class_of", "config_of", "framed", "make", "positive", "refuse", "snake_case"]
@@ -132,7 +132,7 @@ def _dtype_of(layer: Any) -> DTypePolicy:
     below = {inner.path: _policy_of(inner) for inner in layer._flatten_layers(include_self=False)}
     if isinstance(given, DTypePolicyMap) and not _is_handed_down(layer, given):
         modules = {inner.path: inner for inner in layer._flatten_layers(include_self=False)}
-        if all(carriable(modules[path], given[path]) == policy for path, policy in below.items()):
+        if all(carriable(modules[path], look_up(given, path)) == policy for path, policy in below.items()):
             return given  # still true: the author's own words
     other = {path: policy for path, policy in below.items() if policy != own}
     return DTypePolicyMap(own, other) if other else own

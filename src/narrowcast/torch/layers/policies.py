@@ -13,7 +13,7 @@ from typing import Any
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, dtype_policy, keep
 from narrowcast.torch.layers.paths import ancestors
 
-__all__ = ["resolve", "without_mode"]
+__all__ = ["look_up", "resolve", "without_mode"]
 
 
 def resolve(layer: Any) -> DTypePolicy:
@@ -43,6 +43,11 @@ def _given_from(layer: Any) -> list[tuple[str, DTypePolicy]]:
     found = [("", layer._given_policy)]
     found += [(path, above.__dict__.get("_given_policy")) for above, path in ancestors(layer)]
     return [(path, policy) for path, policy in found if policy is not None]
+
+
+def look_up(given: DTypePolicyMap, path: str) -> DTypePolicy:
+    """Returns what a map that was given to a layer says of the layer at a path from there; never `keep`."""
+    return _settled(given[path], given)
 
 
 def without_mode(policy: DTypePolicy) -> DTypePolicy:
