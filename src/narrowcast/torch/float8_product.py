@@ -148,7 +148,8 @@ def _without_autocast(gradients: Callable[[Any, Tensor], Any], ctx: Any, grad: T
 
 
 def _grad_bias(ctx: Any, grad: Tensor) -> Tensor | None:
-    return grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+    # Sums of 16-bit floats are accumulated in float32, whatever is asked; asking costs several times as much.
+    return grad.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
 
 
 def _wide_grad_weight(grad: Tensor, x: Tensor, dtype: torch.dtype, weight_dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from narrowcast.numerics import float8
 __all__ = ["FORWARD", "GRADIENT", "Format", "amax", "round_to"]
 
 _EXPONENT = 0x7F800000
+_PIECE = 2**17
 
 
 class Format(NamedTuple):
@@ -66,9 +67,22 @@ def round_to(x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tens
         [0.3125, 448.0, 0.001953125]
     """
     y = x * scale if x.dtype is torch.float32 else x.float().mul_(scale)
+    if y.numel() <= _PIECE or y.device.type != "cpu" or torch.compiler.is_compiling() or not y.is_contiguous():
+        return _round(y, None, to, clip=clip)
+    # The powers of two of a large tensor would be a tensor as large, at addresses that no cache holds.
+    powers = torch.empty(_PIECE, dtype=torch.int32)
+    for piece in y.view(-1).split(_PIECE):
+        _round(piece, powers[: piece.numel()], to, clip=clip)
+    return y
+
+
+def _round(y: Tensor, powers: Tensor | None, to: Format, *, clip: bool) -> Tensor:
+    """Rounds `y` in place. `powers` is memory for its powers of two, int32."""
     if clip:
         y.clamp_(-to.largest, to.largest)
-    power = (y.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_min_(to.smallest_normal)
+    bits = y.view(torch.int32)
+    bits = bits & _EXPONENT if powers is None else torch.bitwise_and(bits, _EXPONENT, out=powers)
+    power = bits.view(torch.float32).clamp_min_(to.smallest_normal)
     return y.add_(power, alpha=to.addend).sub_(power, alpha=to.addend)
 
 
