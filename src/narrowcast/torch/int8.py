@@ -3,7 +3,7 @@
 =====================  ==========================================================================
 `int8_gemm`            the arithmetic of a linear layer: eager, with gradients, traced
 `kernels`              which integer kernel runs, and what it derives from a weight
-`int8_scheme`          how a module comes to hold 8-bit weights, and floats again
+`stored_weights`       how a module comes to hold weights as codes, and floats again
 `int8_plan`            what plans say of it
 =====================  ==========================================================================
 """

@@ -15,10 +15,10 @@ from narrowcast.torch.attention import ProjectedAttention
 from narrowcast.torch.inputs import cast_floats
 from narrowcast.torch.int8_linear import Int8Linear, Int8WeightLinear
 from narrowcast.torch.int8_plan import describe_int8, describe_weights
-from narrowcast.torch.int8_scheme import Int8Scheme, Int8Weights, check_can_carry, weights_of
 from narrowcast.torch.scheme import Change, register
+from narrowcast.torch.stored_weights import StoredScheme, StoredWeights, check_can_carry, weights_of
 
-__all__ = ["Int8Attention", "Int8WeightAttention"]
+__all__ = ["AttentionScheme", "Int8Attention", "Int8WeightAttention"]
 
 
 def _projection(name: str) -> property:
@@ -30,7 +30,7 @@ def _projection(name: str) -> property:
     return property(get, doc="The dequantized weight, or `None` where the module has the other form of projections.")
 
 
-class Int8Attention(Int8Weights, ProjectedAttention):
+class Int8Attention(StoredWeights, ProjectedAttention):
     """Multi-head attention with its four projections in int8. `out_proj` is an `Int8Linear` of its own.
 
     Numerics:
@@ -79,8 +79,8 @@ class Int8WeightAttention(Int8Attention):
     _narrowcast_product: ClassVar[Callable[..., Tensor]] = staticmethod(int8_gemm.linear_of_weights)
 
 
-class AttentionScheme(Int8Scheme):
-    """Carries out `int8` and `int8/weight` at `nn.MultiheadAttention` and its `out_proj`.
+class AttentionScheme(StoredScheme):
+    """Carries out modes that store weights as codes at `nn.MultiheadAttention` and its `out_proj`.
 
     Args:
         carrier: the class of the module.
@@ -88,12 +88,12 @@ class AttentionScheme(Int8Scheme):
         describe: what the plan says.
     """
 
-    def __init__(self, carrier: type[Int8Weights], output: type[Int8Weights], describe: Any) -> None:
+    def __init__(self, carrier: type[StoredWeights], output: type[StoredWeights], describe: Any) -> None:
         self._whole = carrier
         self._output = output
         self._words = describe
 
-    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+    def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return self._whole
 
     def _describe(self, member: Member, policy: DTypePolicy, device: str) -> tuple[str, str, int]:

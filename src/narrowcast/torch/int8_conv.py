@@ -11,13 +11,13 @@ from narrowcast.plan.tree import Member
 from narrowcast.torch.conv import ConvCast, ConvTransposeCast
 from narrowcast.torch.gemm import describe_gemm
 from narrowcast.torch.int8_plan import describe_weights_only
-from narrowcast.torch.int8_scheme import Int8Scheme, Int8Weights
 from narrowcast.torch.scheme import register
+from narrowcast.torch.stored_weights import StoredScheme, StoredWeights
 
 __all__ = ["Int8Conv", "Int8ConvTranspose"]
 
 
-class Int8Conv(Int8Weights, ConvCast):
+class Int8Conv(StoredWeights, ConvCast):
     """A convolution whose weight is dequantized at each call, in the compute dtype.
 
     Numerics:
@@ -25,7 +25,7 @@ class Int8Conv(Int8Weights, ConvCast):
     """
 
 
-class Int8ConvTranspose(Int8Weights, ConvTransposeCast):
+class Int8ConvTranspose(StoredWeights, ConvTransposeCast):
     """A transposed convolution. Its codes stand output channels first, unlike its weight.
 
     The weight is (in, out / groups, ...), its groups along the first axis; the codes are (out, in / groups, ...).
@@ -50,10 +50,10 @@ def _exchange(weight: Tensor, num_groups: int) -> Tensor:
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-class ConvScheme(Int8Scheme):
+class ConvScheme(StoredScheme):
     """Carries out `int8` and `int8/weight`, which are the same at convolutions."""
 
-    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+    def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return Int8ConvTranspose if issubclass(base, _TRANSPOSED) else Int8Conv
 
     def _rows(self, member: Member, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from narrowcast.dtype_policies import DTypePolicy, registry
 from narrowcast.plan.tree import Member
 from narrowcast.torch.int8_plan import describe_weights_only
-from narrowcast.torch.int8_scheme import Int8Scheme, Int8Weights
 from narrowcast.torch.scheme import register
+from narrowcast.torch.stored_weights import StoredScheme, StoredWeights
 
 __all__ = ["Int8Embedding", "Int8EmbeddingBag"]
 
 
-class Int8Embedding(Int8Weights):
+class Int8Embedding(StoredWeights):
     """`nn.Embedding` with a scale for each row of its table. The table does not train.
 
     Numerics:
@@ -61,10 +61,10 @@ class Int8EmbeddingBag(Int8Embedding):
         return bags.to(self._narrowcast_compute)
 
 
-class EmbeddingScheme(Int8Scheme):
+class EmbeddingScheme(StoredScheme):
     """Carries out `int8` and `int8/weight`, which are the same at embeddings."""
 
-    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+    def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return Int8EmbeddingBag if issubclass(base, nn.EmbeddingBag) else Int8Embedding
 
     def _refusal(self, member: Member) -> str:

@@ -19,8 +19,9 @@ from narrowcast.numerics.scaling import SMALLEST_AMAX
 from narrowcast.torch import kernels
 from narrowcast.torch.cpu_kernels import has_dot_product
 from narrowcast.torch.gemm import is_slow
+from narrowcast.torch.stored_weights import dequantize
 
-__all__ = ["dequantize", "linear", "linear_of_weights"]
+__all__ = ["linear", "linear_of_weights"]
 
 _LARGEST = torch.tensor(127.0, device="cpu")  # a tensor: Python's 127.0 / x is 127.0 * (1 / x), which differs
 _STEP = 1 / 127.0
@@ -36,11 +37,6 @@ Of 8 with AVX2, and of 32 with AVX-512, the widest it is built for.
 
 _BLOCK = 2**20
 """So many elements of a weight are made floats at a time: they stay in the caches, and no layer is held twice."""
-
-
-def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns `codes * scale` rounded to `dtype`; shapes as in the stored form."""
-    return (codes.float() * scale).to(dtype)
 
 
 def linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

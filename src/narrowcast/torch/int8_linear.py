@@ -10,13 +10,13 @@ from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.tree import Member
 from narrowcast.torch import int8_gemm
 from narrowcast.torch.int8_plan import describe_int8, describe_weights
-from narrowcast.torch.int8_scheme import Int8Scheme, Int8Weights
 from narrowcast.torch.scheme import register
+from narrowcast.torch.stored_weights import StoredScheme, StoredWeights
 
-__all__ = ["Int8Linear", "Int8WeightLinear"]
+__all__ = ["InputsFirst", "Int8Linear", "Int8WeightLinear", "LinearScheme"]
 
 
-class Int8Linear(Int8Weights):
+class Int8Linear(StoredWeights):
     """A linear layer with 8-bit weights and activations quantized row by row as they come.
 
     Numerics:
@@ -34,7 +34,7 @@ class Int8Linear(Int8Weights):
         )
 
 
-class Int8WeightLinear(Int8Weights):
+class Int8WeightLinear(StoredWeights):
     """A linear layer with 8-bit weights; activations stay floats.
 
     Numerics:
@@ -51,7 +51,7 @@ class Int8WeightLinear(Int8Weights):
         )
 
 
-class _InputsFirst(Int8Weights):
+class InputsFirst(StoredWeights):
     """Hugging Face's `Conv1D` keeps its weight as (in, out)."""
 
     @staticmethod
@@ -63,16 +63,16 @@ class _InputsFirst(Int8Weights):
         return weight.t()
 
 
-class Int8Conv1D(_InputsFirst, Int8Linear):
+class Int8Conv1D(InputsFirst, Int8Linear):
     """`Int8Linear` for `Conv1D`."""
 
 
-class Int8WeightConv1D(_InputsFirst, Int8WeightLinear):
+class Int8WeightConv1D(InputsFirst, Int8WeightLinear):
     """`Int8WeightLinear` for `Conv1D`."""
 
 
-class LinearScheme(Int8Scheme):
-    """Carries out `int8` and `int8/weight` at linear layers.
+class LinearScheme(StoredScheme):
+    """Carries out modes that store weights as codes at linear layers.
 
     Args:
         carrier: the class for `nn.Linear`.
@@ -80,12 +80,12 @@ class LinearScheme(Int8Scheme):
         describe: what the plan says.
     """
 
-    def __init__(self, carrier: type[Int8Weights], inputs_first: type[Int8Weights], describe: Any) -> None:
+    def __init__(self, carrier: type[StoredWeights], inputs_first: type[StoredWeights], describe: Any) -> None:
         self._outputs_first = carrier
         self._inputs_first = inputs_first
         self._words = describe
 
-    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+    def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return self._outputs_first if issubclass(base, nn.Linear) else self._inputs_first
 
     def _rows(self, member: Member, shape: tuple[int, ...]) -> tuple[int, ...]:

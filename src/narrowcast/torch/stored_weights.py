@@ -1,4 +1,4 @@
-"""Modules that hold weights of 8 bits: how one becomes such a module, and float again.
+"""Modules that hold weights as codes: how one becomes such a module, and float again.
 
 A parameter of floats gives way to its stored form in two buffers, `<name>_codes` and `<name>_scale`, output channels
 first. The attribute of the parameter's name stays readable: it is the dequantized weight.
@@ -22,19 +22,22 @@ from narrowcast.plan.tree import Member, Parameter, Site
 from narrowcast.torch import kernels
 from narrowcast.torch.carried import Cast
 from narrowcast.torch.gemm import ARITHMETIC
-from narrowcast.torch.int8_gemm import dequantize
 from narrowcast.torch.kinds import details_of, float_shapes
 from narrowcast.torch.scheme import Change, Scheme, carrying_class, original_class
 
-__all__ = ["Int8Scheme", "Int8Weights", "check_can_carry", "weights_of"]
+__all__ = ["StoredScheme", "StoredWeights", "check_can_carry", "dequantize", "weights_of"]
 
 _STATE = ("_dtype_policy", "_narrowcast_compute", "_narrowcast_variable", "_narrowcast_owned", "_narrowcast_frozen")
-_FORM = stored_form.of("int8")
 _MOVED = "_narrowcast_moved"
 
 
-class Int8Weights(Cast):
-    """The base of classes that hold weights in the stored form of int8.
+def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns `codes * scale` rounded to `dtype`; shapes as in the stored form."""
+    return (codes.float() * scale).to(dtype)
+
+
+class StoredWeights(Cast):
+    """The base of classes that hold weights in the stored form of their mode: codes and scales.
 
     `_narrowcast_frozen` names the weights that did not require gradients as floats.
     """
@@ -104,11 +107,11 @@ def _tied(old: Tensor, new: Tensor) -> Tensor:
     return torch.empty(0, dtype=new.dtype, device=new.device).set_(moved, 0, new.shape, new.stride())
 
 
-class Int8Scheme(Scheme):
+class StoredScheme(Scheme):
     """Quantizes the weights of one kind of module. What runs on them is up to the class that `_carrier` chooses."""
 
     @abstractmethod
-    def _carrier(self, base: type[nn.Module]) -> type[Int8Weights]:
+    def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         """Returns the class that carries the policy out at modules of class `base`."""
 
     @abstractmethod
@@ -142,7 +145,7 @@ class Int8Scheme(Scheme):
         return Verdict(
             Status.APPLIED,
             reason=reason,
-            bytes_after=rest + sum(_FORM.num_bytes(self._rows(member, p.shape)) for p in weights),
+            bytes_after=rest + sum(_form_of(policy).num_bytes(self._rows(member, p.shape)) for p in weights),
             bytes_kernel=bytes_kernel,
             kernel=kernel,
         )
@@ -163,7 +166,7 @@ class Int8Scheme(Scheme):
     def _quantized(
         self,
         module: nn.Module,
-        carrier: type[Int8Weights],
+        carrier: type[StoredWeights],
         policy: DTypePolicy,
         stored: MutableMapping[str, Tensor] | None,
         shared: MutableMapping[Any, Any],
@@ -185,7 +188,8 @@ class Int8Scheme(Scheme):
             parameter = parameters.pop(name)
             if not parameter.requires_grad:
                 frozen.append(name)
-            for part, tensor in _stored_form(module, parameter, carrier, prefix + name, stored, shared).items():
+            encoded = _encoded(module, parameter, carrier, policy, prefix + name, stored, shared)
+            for part, tensor in encoded.items():
                 change.new_dict["_buffers"][f"{name}_{part}"] = tensor
         if frozen:
             change.new_dict["_narrowcast_frozen"] = tuple(frozen)
@@ -212,7 +216,7 @@ class Int8Scheme(Scheme):
         frozen = change.new_dict.get("_narrowcast_frozen", ())
         for name in [name for name in float_shapes(module) if f"{name}_codes" in buffers]:
             codes, scale = buffers.pop(f"{name}_codes"), buffers.pop(f"{name}_scale")
-            key = ("int8 to floats", codes.untyped_storage()._cdata, codes.storage_offset())
+            key = ("codes to floats", codes.untyped_storage()._cdata, codes.storage_offset())
             if key not in shared:
                 data = carrier._narrowcast_from_rows(module, dequantize(codes, scale, variable))
                 shared[key] = nn.Parameter(data.contiguous(), requires_grad=name not in frozen)
@@ -223,25 +227,31 @@ class Int8Scheme(Scheme):
         return change
 
 
-def _stored_form(
+def _form_of(policy: DTypePolicy) -> stored_form.StoredForm:
+    return stored_form.of(registry.mode_of(policy).name)
+
+
+def _encoded(
     module: nn.Module,
     parameter: Tensor,
-    carrier: type[Int8Weights],
+    carrier: type[StoredWeights],
+    policy: DTypePolicy,
     name: str,
     stored: MutableMapping[str, Tensor] | None,
     shared: MutableMapping[Any, Any],
 ) -> dict[str, Tensor]:
     """The tensors that stand for a parameter: quantized, or taken from a file; the same objects where it is tied."""
+    form = _form_of(policy)
     rows = carrier._narrowcast_to_rows(module, parameter.detach())
-    key = ("int8", rows.untyped_storage()._cdata, rows.storage_offset(), rows.shape, rows.stride())
+    key = ("codes", rows.untyped_storage()._cdata, rows.storage_offset(), rows.shape, rows.stride())
     if stored is not None:
-        loaded = {part: stored.pop(f"{name}_{part}", None) for part in _FORM.parts(tuple(rows.shape))}
+        loaded = {part: stored.pop(f"{name}_{part}", None) for part in form.parts(tuple(rows.shape))}
         if key not in shared:
-            shared[key] = {part: _checked(tensor, name, part, rows) for part, tensor in loaded.items()}
+            shared[key] = {part: _checked(tensor, form, name, part, rows) for part, tensor in loaded.items()}
     elif key not in shared:
         with torch.inference_mode(False), torch.no_grad():
             try:
-                parts = _FORM.encode(rows)
+                parts = form.encode(rows)
             except WeightError as error:
                 problem = error.problem.replace("Weight", f"Parameter {name!r}", 1)
                 raise WeightError(problem, got=error.got, expected=error.expected, fix=error.fix) from None
@@ -250,8 +260,8 @@ def _stored_form(
     return found
 
 
-def _checked(tensor: Tensor | None, name: str, part: str, rows: Tensor) -> Tensor:
-    shape, dtype = _FORM.parts(tuple(rows.shape))[part]
+def _checked(tensor: Tensor | None, form: stored_form.StoredForm, name: str, part: str, rows: Tensor) -> Tensor:
+    shape, dtype = form.parts(tuple(rows.shape))[part]
     if tensor is None:
         raise CheckpointError(f"Tensor {name}_{part} is missing", expected=f"{dtype}, shape {shape}")
     if tuple(tensor.shape) != shape or tensor.dtype is not getattr(torch, dtype):
@@ -276,7 +286,7 @@ def _no_arithmetic(policy: DTypePolicy) -> str:
 
 
 def check_can_carry(module: nn.Module, policy: DTypePolicy) -> None:
-    """Refuses a module that cannot hold 8-bit weights.
+    """Refuses a module that cannot hold its weights as codes.
 
     Raises:
         UnsupportedError: it has none of its own, is one that no policy fits, or the policy has no arithmetic.
