@@ -58,7 +58,7 @@ class Settings:
     num_warmup_steps: int
     weight_decay: float = 0.1
     max_norm: float = 1.0
-    validate_every: int = 100
+    validate_every: int = 50
     num_held_out: int = 64
     num_final: int = 512
     save_every: int = 50
@@ -70,8 +70,8 @@ LARGE = Settings(
     num_blocks=4,
     context=64,
     num_windows=8,
-    num_steps=600,
-    learning_rate=2e-3,
+    num_steps=300,
+    learning_rate=3e-3,
     num_warmup_steps=50,
 )
 """3.2 million parameters: what `make train` trains, one seed."""
@@ -82,8 +82,8 @@ SMALL = Settings(
     num_blocks=3,
     context=64,
     num_windows=8,
-    num_steps=600,
-    learning_rate=4e-3,
+    num_steps=400,
+    learning_rate=6e-3,
     num_warmup_steps=50,
 )
 """0.36 million parameters: what `make train-report` trains, three seeds."""
