@@ -47,7 +47,9 @@ def test_array_of_a_special_kind_is_known_too(x, name):
     assert arrays.framework(x) == name
 
 
-@pytest.mark.parametrize("x", [1, 1.0, True, None, "x", [1.0], {}, object(), numpy, torch.float32], ids=repr)
+@pytest.mark.parametrize(
+    "x", [1, 1.0, True, None, "x", [1.0], {}, object(), numpy, torch.float32], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_array_has_no_framework(x):
     assert arrays.framework(x) is None
     assert not arrays.is_floating(x)
