@@ -52,6 +52,10 @@ class Engine(ABC):
         """Returns `x * scale` rounded to float8, in whatever dtype this engine multiplies."""
 
     @abstractmethod
+    def stored(self, codes: Tensor) -> Tensor:
+        """Returns float8 codes as an operand, in whatever dtype this engine multiplies."""
+
+    @abstractmethod
     def forward(
         self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
@@ -80,6 +84,10 @@ class Wide(Engine):
     def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
         """See `Engine.quantize`."""
         return round_to(x, scale, to, clip=clip)
+
+    def stored(self, codes: Tensor) -> Tensor:
+        """See `Engine.stored`."""
+        return codes.float()
 
     def forward(
         self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
@@ -139,6 +147,10 @@ class ScaledOutput(Engine):
         """See `Engine.quantize`."""
         return round_to(x, scale, to, clip=clip).to(torch.bfloat16)
 
+    def stored(self, codes: Tensor) -> Tensor:
+        """See `Engine.stored`."""
+        return codes.to(torch.bfloat16)
+
     def forward(
         self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
@@ -167,6 +179,10 @@ class Real(Engine):
     def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
         """See `Engine.quantize`. Always clips: what a bare cast does to large values differs between versions."""
         return (x.float() * scale).clamp(-to.largest, to.largest).to(to.dtype)
+
+    def stored(self, codes: Tensor) -> Tensor:
+        """See `Engine.stored`."""
+        return codes
 
     def forward(
         self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype

@@ -27,7 +27,7 @@ from narrowcast.torch.float8_rounding import FORWARD, GRADIENT, Format, amax, ro
 from narrowcast.torch.float8_state import current_scale, record, scale_in_use
 from narrowcast.torch.gemm import is_slow
 
-__all__ = ["BLOCK", "block", "by_row", "by_tensor"]
+__all__ = ["BLOCK", "block", "by_row", "by_tensor", "scales_along"]
 
 BLOCK = 128
 """The length of a block along each of its longer sides."""
@@ -175,8 +175,8 @@ class _ByRow(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, wide_gradient: bool
     ) -> Tensor:
         engine = engine_for(x, weight, dtype, by_row=True)
-        x_scale, x_inv = _scales_along(x, 1, FORWARD)
-        weight_scale, weight_inv = _scales_along(weight, 1, FORWARD)
+        x_scale, x_inv = scales_along(x, 1, FORWARD)
+        weight_scale, weight_inv = scales_along(weight, 1, FORWARD)
         ctx.save_for_backward(x, weight)
         ctx.options = (dtype, wide_gradient)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -195,23 +195,24 @@ def _by_row_gradients(ctx: Any, grad: Tensor) -> Any:
     engine = engine_for(grad, weight, dtype, by_row=True)
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
-        scale, inverse = _scales_along(grad, 1, GRADIENT)
-        weight_scale, weight_inv = _scales_along(weight, 0, FORWARD)
+        scale, inverse = scales_along(grad, 1, GRADIENT)
+        weight_scale, weight_inv = scales_along(weight, 0, FORWARD)
         codes = engine.quantize(grad, scale, GRADIENT, clip=False)
         weight_codes = engine.quantize(weight, weight_scale, FORWARD, clip=False)
         grad_x = engine.grad_input(codes, weight_codes, inverse, weight_inv, dtype).to(x.dtype)
     if ctx.needs_input_grad[1] and wide_gradient:
         grad_weight = _wide_grad_weight(grad, x, dtype, weight.dtype)
     elif ctx.needs_input_grad[1]:
-        scale, inverse = _scales_along(grad, 0, GRADIENT)
-        x_scale, x_inv = _scales_along(x, 0, FORWARD)
+        scale, inverse = scales_along(grad, 0, GRADIENT)
+        x_scale, x_inv = scales_along(x, 0, FORWARD)
         codes = engine.quantize(grad, scale, GRADIENT, clip=False)
         x_codes = engine.quantize(x, x_scale, FORWARD, clip=False)
         grad_weight = engine.grad_weight(codes, x_codes, inverse, x_inv, dtype).to(weight.dtype)
     return grad_x, grad_weight, _grad_bias(ctx, grad), None, None
 
 
-def _scales_along(x: Tensor, axis: int, to: Format) -> tuple[Tensor, Tensor]:
+def scales_along(x: Tensor, axis: int, to: Format) -> tuple[Tensor, Tensor]:
+    """Returns the scale and its inverse for all that lies along an axis, which is kept at length 1."""
     magnitude = x.abs().amax(axis, keepdim=True).float()
     scale = current_scale(magnitude, to.largest)
     return scale, _inverse(scale, magnitude)

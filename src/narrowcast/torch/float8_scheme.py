@@ -36,9 +36,19 @@ from narrowcast.torch.float8_state import (
     new_state,
 )
 from narrowcast.torch.gemm import ARITHMETIC, SLOW_ON_CPU
-from narrowcast.torch.scheme import Change, carrying_class, original_class
+from narrowcast.torch.scheme import Change, carrying_class, find, original_class
+from narrowcast.torch.straight_through import is_left_to_torch
 
-__all__ = ["Float8Layer", "Float8Scheme", "blockwise", "current", "delayed", "rowwise"]
+__all__ = [
+    "Float8Layer",
+    "Float8Scheme",
+    "blockwise",
+    "current",
+    "delayed",
+    "drop_training_state",
+    "has_delayed_scaling",
+    "rowwise",
+]
 
 Recipe = Callable[..., Tensor]
 """Multiplies for one module: `recipe(module, product, x, weight, bias, dtype)`, all with two axes."""
@@ -91,8 +101,8 @@ class Float8Layer(Cast):
     ) -> Tensor:
         """Returns `x @ weight.T + bias`, `x` of any number of axes, in `dtype` (the compute dtype where not given)."""
         dtype = self._narrowcast_compute if dtype is None else dtype
-        if x.numel() == 0 or weight.numel() == 0 or x.shape[-1] != weight.shape[1] or not x.is_floating_point():
-            # Nothing to multiply, or an error for which PyTorch has the words. The state stays as it is.
+        if is_left_to_torch(x, weight):
+            # The state stays as it is.
             x = x.to(dtype) if x.is_floating_point() else x
             return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
         y = self._float8_recipe(self, product, x.reshape(-1, x.shape[-1]), weight, bias, dtype)
@@ -147,7 +157,7 @@ class Float8Scheme(FloatScheme):
         self._recipe = recipe
         self._output = output
         self._num_products = num_products
-        self._has_state = has_state
+        self.has_state = has_state
         self._by_row = by_row
         self._has_gemm = has_gemm
 
@@ -158,7 +168,7 @@ class Float8Scheme(FloatScheme):
             return verdict
         kernel, reason = self._kernel_of(member, policy, site.device)
         num_bytes = 0
-        if self._has_state:
+        if self.has_state:
             state = new_state(
                 self._num_products + (self._output is not None), _history_length(policy), torch.device("meta")
             )
@@ -213,9 +223,9 @@ class Float8Scheme(FloatScheme):
                     _dtype_policy=policy, _narrowcast_compute=changes[0].new_dict["_narrowcast_compute"]
                 )
             state = None
-            if self._has_state:
+            if self.has_state:
                 state = _state_for(change.module, policy, self._num_products if is_own else 1, stored, prefix)
-            _drop_state(change)
+            drop_training_state(change)
             change.new_dict.update(
                 _float8_recipe=self._recipe,
                 _float8_wide_gradient=policy.high_precision_weight_gradient,
@@ -231,7 +241,7 @@ class Float8Scheme(FloatScheme):
         """Builds the module without its policy. Parameters stay in the variable dtype; the state is dropped."""
         changes = super().undo(module, shared=shared)
         for change in changes:
-            _drop_state(change)
+            drop_training_state(change)
         return changes
 
 
@@ -240,8 +250,14 @@ def _history_length(policy: DTypePolicy) -> int:
     return length
 
 
-def _drop_state(change: Change) -> None:
-    """Takes away from a change whatever float8 put into the module."""
+def has_delayed_scaling(policy: DTypePolicy | None, kind: str) -> bool:
+    """Says whether a module of a kind, under a policy, scales by what it saw in former steps."""
+    found = None if policy is None else find(policy, kind)
+    return isinstance(found, Float8Scheme) and found.has_state
+
+
+def drop_training_state(change: Change) -> None:
+    """Takes away from a change whatever training in float8 put into the module."""
     for name in _OWN:
         change.new_dict.pop(name, None)
     for name in _BUFFERS:

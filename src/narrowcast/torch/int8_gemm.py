@@ -20,6 +20,7 @@ from narrowcast.torch import kernels
 from narrowcast.torch.cpu_kernels import has_dot_product
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.stored_weights import dequantize
+from narrowcast.torch.straight_through import by_torch, differentiable, gradients, is_left_to_torch, wants_gradient
 
 __all__ = ["linear", "linear_of_weights"]
 
@@ -58,14 +59,14 @@ def linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: 
         end. A row that holds NaN or infinity gives a row without a number. The result is off from that on the
         dequantized weight by at most `amax / 254 * sum(abs(weight))` for each row and channel.
     """
-    if _is_left_to_torch(x, codes):
-        return _by_torch(x, codes, scale, bias, dtype)
+    if is_left_to_torch(x, codes):
+        return by_torch(x, codes, scale, bias, dtype)
     if torch.compiler.is_compiling():
-        if _wants_gradient(x, bias) and not torch.compiler.is_exporting():
+        if wants_gradient(x, bias) and not torch.compiler.is_exporting():
             return torch.ops.narrowcast.int8_linear(x, codes, scale, bias, dtype)  # type: ignore[no-any-return]
         return _eight_bit_traced(x, codes, scale, bias, dtype)
-    if _wants_gradient(x, bias):
-        return _differentiable(x, codes, scale, bias, dtype, _eight_bit)
+    if wants_gradient(x, bias):
+        return differentiable(x, codes, scale, bias, dtype, _eight_bit)
     return _eight_bit(x, codes, scale, bias, dtype)
 
 
@@ -76,26 +77,11 @@ def linear_of_weights(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | No
         bfloat16 holds codes exactly, so they are multiplied as they are and the scale is applied to the sum: the weight
         is rounded once, to 8 bits, and not a second time. In float16 such sums could overflow: twice there.
     """
-    if _is_left_to_torch(x, codes):
-        return _by_torch(x, codes, scale, bias, dtype)
-    if _wants_gradient(x, bias) and not torch.compiler.is_compiling():  # traced, the operators have the right gradient
-        return _differentiable(x, codes, scale, bias, dtype, _of_weights)
+    if is_left_to_torch(x, codes):
+        return by_torch(x, codes, scale, bias, dtype)
+    if wants_gradient(x, bias) and not torch.compiler.is_compiling():  # traced, the operators have the right gradient
+        return differentiable(x, codes, scale, bias, dtype, _of_weights)
     return _of_weights(x, codes, scale, bias, dtype)
-
-
-def _is_left_to_torch(x: Tensor, codes: Tensor) -> bool:
-    """Whether there is nothing to multiply, or an error for which PyTorch has the words."""
-    if x.dim() == 0 or x.numel() == 0 or codes.numel() == 0:
-        return True
-    return x.shape[-1] != codes.shape[-1] or not x.is_floating_point()
-
-
-def _by_torch(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return F.linear(x, dequantize(codes, scale, dtype), bias if bias is None else bias.to(dtype))
-
-
-def _wants_gradient(x: Tensor, bias: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
 def _eight_bit(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -172,45 +158,6 @@ def _product(rows: Tensor, codes: Tensor) -> Tensor:
     return y
 
 
-def _backward(grad: Tensor, stored: Any, dtypes: Any, needs: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of input and bias through the dequantized weight, which is made anew and not kept from forward."""
-    codes, scale = stored
-    wide = torch.float32 if is_slow(codes, grad.dtype) else grad.dtype
-    grad_x = grad_bias = None
-    if needs[0]:
-        grad_x = torch.matmul(grad.to(wide), dequantize(codes, scale, wide)).to(dtypes[0])
-    if needs[3]:
-        grad_bias = grad.reshape(-1, grad.shape[-1]).to(wide).sum(0).to(dtypes[1])
-    return grad_x, grad_bias
-
-
-class _Differentiable(torch.autograd.Function):
-    """Either arithmetic, eager. (Tracing it makes PyTorch 2.13 warn of itself, hence the operator below.)"""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        codes: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        arithmetic: Callable[..., Tensor],
-    ) -> Tensor:
-        ctx.save_for_backward(codes, scale)
-        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        return arithmetic(x, codes, scale, bias, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        grad_x, grad_bias = _backward(grads[0], ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad)
-        return grad_x, None, None, grad_bias, None, None
-
-
-def _differentiable(*args: Any) -> Tensor:
-    return _Differentiable.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
-
-
 _LIBRARY = torch.library.Library("narrowcast", "DEF")  # type: ignore[no-untyped-call]
 
 
@@ -244,7 +191,7 @@ def _keep_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _linear_backward(ctx: Any, grad: Tensor) -> Any:
-    grad_x, grad_bias = _backward(grad, ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad)
+    grad_x, grad_bias = gradients(grad, ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad)
     return grad_x, None, None, grad_bias, None
 
 

@@ -29,6 +29,8 @@ __all__ = ["StoredScheme", "StoredWeights", "check_can_carry", "dequantize", "we
 
 _STATE = ("_dtype_policy", "_narrowcast_compute", "_narrowcast_variable", "_narrowcast_owned", "_narrowcast_frozen")
 _MOVED = "_narrowcast_moved"
+_VIEWED = "_narrowcast_viewed"
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -77,6 +79,21 @@ class StoredWeights(Cast):
         """The class's own, and the policy."""
         own = super().extra_repr()  # type: ignore[misc]
         return f"{own}, policy={self._dtype_policy.name}" if own else f"policy={self._dtype_policy.name}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plain pickle cannot read float8 tensors back (PyTorch 2.13; `torch.save` can), so they travel as bytes.
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[call-overload]
+        viewed = {name: b.dtype for name, b in state["_buffers"].items() if b is not None and b.dtype in _FLOAT8}
+        if viewed:
+            as_bytes = {name: state["_buffers"][name].view(torch.uint8) for name in viewed}
+            state |= {"_buffers": {**state["_buffers"], **as_bytes}, _VIEWED: viewed}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        viewed = state.pop(_VIEWED, {})
+        as_floats = {name: state["_buffers"][name].view(dtype) for name, dtype in viewed.items()}
+        super().__setstate__({**state, "_buffers": {**state["_buffers"], **as_floats}})  # type: ignore[misc]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
