@@ -66,8 +66,11 @@ class Layer(Building, Variables, Penalties):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "call" in cls.__dict__ and "forward" not in cls.__dict__:
-            reads_core = cls._narrowcast_core and not cls.__module__.startswith(__package__)
-            cls.forward = forward_of(cls.__dict__["call"], reads_core=reads_core)
+            is_ours = cls.__module__.startswith(__package__)
+            has_core = cls._narrowcast_core
+            cls.forward = forward_of(
+                cls.__dict__["call"], reads_core=has_core and not is_ours, is_leaf=has_core and is_ours
+            )
         if "build" in cls.__dict__:
             cls.build = building(cls.__dict__["build"])
         if "get_config" in cls.__dict__:

@@ -48,13 +48,14 @@ def is_read_by(layer: Any) -> bool:
     return _calls.reader is layer
 
 
-def forward_of(call: Callable[..., Any], *, reads_core: bool = False) -> Callable[..., Any]:
+def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: bool = False) -> Callable[..., Any]:
     """Returns the `forward` of a class that defines `call`: the same arguments, and what the module docstring says.
 
     Args:
         call: the function in the class.
         reads_core: whether the class has a core and a `call` of an author who may read its variables (`self.kernel`)
             instead of calling it. Then arguments and variables come in the compute dtype.
+        is_leaf: whether `call` calls no layers. Then a call with one tensor takes a shorter way.
     """
     names = list(inspect.signature(call).parameters)[1:]
     takes_training = "training" in names
@@ -107,7 +108,23 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False) -> Callabl
             if outermost:
                 _calls.number = 0
 
-    return forward
+    if not is_leaf or takes_training:
+        return forward
+
+    # Short for torch.compile too, which checks at each call all that was read on the way.
+    @functools.wraps(call, assigned=("__module__", "__qualname__", "__doc__", "__annotations__"))
+    def short(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            kwargs
+            or len(args) != 1
+            or not isinstance(args[0], Tensor)
+            or not self._is_settled
+            or self.activity_regularizer is not None
+        ):
+            return forward(self, *args, **kwargs)
+        return self.call(args[0])
+
+    return short
 
 
 def _read_core(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

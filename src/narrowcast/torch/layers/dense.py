@@ -98,7 +98,8 @@ class Dense(KernelLayer):
 
     def call(self, inputs: Any) -> Any:
         """Returns the outputs, shape `(..., units)`, in the compute dtype."""
-        return self._activated(self.core(as_floats(self, inputs)))
+        outputs = self._modules["core"](as_floats(self, inputs))  # what `core` gives, in the shortest way
+        return outputs if self.activation is None else self.activation(outputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """See `Layer`."""
