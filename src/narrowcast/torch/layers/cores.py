@@ -23,15 +23,7 @@ class CoreLayer(Layer):
     """A layer whose arithmetic is that of a module of PyTorch, its core, which `build` makes."""
 
     _narrowcast_core = True
-
-    @property
-    def core(self) -> Any:
-        """The module that computes, once the layer is built."""
-        # Past nn.Module.__getattr__, which takes a microsecond.
-        modules = self._modules
-        if "core" not in modules:
-            raise AttributeError(f"{type(self).__name__} is not built, so it has no core yet. Build it, or call it.")
-        return modules["core"]
+    core: Any
 
     def _new(
         self, initializer: Any, shape: tuple[int, ...], arrange: Callable[[Tensor], Tensor] | None = None

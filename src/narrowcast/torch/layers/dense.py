@@ -98,8 +98,8 @@ class Dense(KernelLayer):
 
     def call(self, inputs: Any) -> Any:
         """Returns the outputs, shape `(..., units)`, in the compute dtype."""
-        outputs = self._modules["core"](as_floats(self, inputs))  # what `core` gives, in the shortest way
-        return outputs if self.activation is None else self.activation(outputs)
+        # As `self.core(...)`, past the look-up of attributes, which takes a microsecond.
+        return self._activated(self._modules["core"](as_floats(self, inputs)))  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """See `Layer`."""
