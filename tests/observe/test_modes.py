@@ -148,3 +148,24 @@ def test_weight_only_int8_rounds_no_input() -> None:
         model(torch.randn(8, 64))
     assert watch.summary()["0", "input"].sqnr_db is None
     assert watch.summary()["0", "weight"].dtype == "int8"
+
+
+@pytest.mark.parametrize(("mode", "is_rounded"), [("float8/dynamic", True), ("float8/weight", False)])
+def test_weights_stored_as_float8_are_seen_once(mode: str, is_rounded: bool) -> None:
+    model = narrowcast.apply(nn.Sequential(nn.Linear(64, 32)), mode).eval()
+    with ALWAYS(model) as watch, torch.no_grad():
+        for _ in range(2):
+            model(torch.randn(8, 64))
+    summary = watch.summary()
+    assert (summary["0", "weight"].dtype, summary["0", "weight"].num_steps) == ("float8_e4m3fn", 1)
+    assert (summary["0", "input"].sqnr_db is not None) is is_rounded
+
+
+def test_frozen_scale_of_an_input_is_the_one_that_training_left() -> None:
+    model = narrowcast.apply(nn.Sequential(nn.Linear(32, 16)), "float8_from_float32")
+    train(model, 3)
+    scale = model[0].float8_scale[0].item()
+    narrowcast.apply(model, "float8/static").eval()
+    with ALWAYS(model) as watch, torch.no_grad():
+        model(batch(0))
+    assert watch.summary()["0", "input"].history[0].scale == pytest.approx(scale, rel=1e-6)

@@ -97,10 +97,26 @@ def _scaled(groups: Groups, of_weight: Groups, scales: Any = None) -> Forms:
     )
 
 
+def _static(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    scale = getattr(module, "float8_input_scale", None)
+    return Forms(input=Narrow(float8.FORWARD, Groups.TENSOR, scale), stored_weight=float8.FORWARD)
+
+
+def _dynamic(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return Forms(input=Narrow(float8.FORWARD, Groups.ROW), stored_weight=float8.FORWARD)
+
+
+def _weight(module: Any, kind: str, policy: DTypePolicy) -> Forms:
+    return Forms(stored_weight=float8.FORWARD)
+
+
 register(("float",), _float)
 register(("float8",), _delayed)
 register(("float8/current",), _current)
 register(("float8/rowwise",), _rowwise)
 register(("float8/block",), _block)
+register(("float8/static",), _static)
+register(("float8/dynamic",), _dynamic)
+register(("float8/weight",), _weight)
 register(("int8",), _int8)
 register(("int8/weight",), _int8_weight)

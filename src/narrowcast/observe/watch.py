@@ -86,7 +86,7 @@ class Watch:
         self._rows: list[tuple[Subject, Tensor]] = []
         self._weights_seen: set[int] = set()
         self._stored_seen: set[int] = set()
-        self._on_call, self._on_pass = self._see_call, self._see_pass
+        self._on_entry, self._on_call, self._on_pass = self._see_entry, self._see_call, self._see_pass
 
     # The context.
 
@@ -99,9 +99,9 @@ class Watch:
         _refuse_compiled(model)
         if "torch._dynamo" in sys.modules:
             # Where the model is called from compiled code, the graph ends at each hook and the hook runs eagerly.
-            self._on_call, self._on_pass = (
+            self._on_entry, self._on_call, self._on_pass = (
                 torch.compiler.disable(seen, reason=_NOT_COMPILED)  # type: ignore[no-untyped-call]
-                for seen in (self._see_call, self._see_pass)
+                for seen in (self._see_entry, self._see_call, self._see_pass)
             )
         self._parameters = {id(parameter) for parameter in model.parameters()}
         try:
@@ -114,7 +114,8 @@ class Watch:
                     f"{self._name} has no layer that carries a policy, so nothing is rounded that could be observed",
                     fix="Call `narrowcast.apply(model, policy)` first",
                 )
-            self._hooks.append(model.register_forward_hook(_RootHook(self)))
+            self._hooks.append(model.register_forward_pre_hook(_Beginning(self)))
+            self._hooks.append(model.register_forward_hook(_Ending(self)))
             self._hooks.append(register_optimizer_step_post_hook(_StepHook(self)))
         except BaseException:
             self._remove()
@@ -174,6 +175,10 @@ class Watch:
 
     def _wants(self, model: nn.Module | None) -> bool:
         return model is not None and model.training is self._is_training
+
+    def _see_entry(self, model: nn.Module) -> None:
+        if self._wants(model):
+            self._touch()
 
     def _see_pass(self, model: nn.Module) -> None:
         # In eval mode no optimizer follows: every pass is a step.
@@ -326,6 +331,17 @@ class _RootHook(_Passing):
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+
+
+class _Beginning(_RootHook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._watch._on_entry(module)
+
+
+class _Ending(_RootHook):
+    __slots__ = ()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         self._watch._on_pass(module)
