@@ -517,7 +517,7 @@ def test_layers_move_on_as_one_tensor_and_keep_their_own_buffers():
     step(model, optimizer)
     histories = [layer.float8_amax_history for layer in (model.a, model.b)]
     assert histories[0].untyped_storage().data_ptr() == histories[1].untyped_storage().data_ptr()
-    assert model.a.float8_scale.untyped_storage().nbytes() == 12
+    assert model.a.float8_pending_amax.untyped_storage().nbytes() == 12
     assert [name for name, _ in model.a.named_buffers()] == [SCALE, HISTORY, INDEX]
     assert PENDING in model.a.__dict__
     model.a.float8_amax_history = model.a.float8_amax_history.clone()  # any replacement of a buffer

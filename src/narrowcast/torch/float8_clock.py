@@ -9,7 +9,7 @@ With several ranks the pending amaxes are brought to their maximum first, by one
 one model: those given to `set_clock`, those of the FSDP mesh, or those of the DistributedDataParallel around the
 layers.
 
-The histories of all layers lie in one matrix, so that they move on as one tensor. It is a cache: the layers' own
+The state of all layers lies in three tensors, so that it moves on at once. It is a cache: the layers' own
 buffers are views of it as long as nobody replaces them, and it is made anew where one was replaced (a move to another
 device, a copy, a load that assigns).
 """
@@ -17,6 +17,7 @@ device, a copy, a load that assigns).
 from __future__ import annotations
 
 import gc
+import operator
 import threading
 import warnings
 import weakref
@@ -234,17 +235,21 @@ class Arena:
         self.is_manual = is_manual
         self._use_max = bool(layers[0]._float8_use_max)
         self._layers = [weakref.ref(layer) for layer in layers]
-        self.scale = [layer._buffers[SCALE] for layer in layers]
         self.pending = [layer.__dict__[PENDING] for layer in layers]
-        self._sizes = [scale.shape[0] for scale in self.scale]
+        self.scale = torch.cat([layer._buffers[SCALE] for layer in layers])
         self.history = torch.cat([layer._buffers[HISTORY] for layer in layers])
         self.index = torch.cat([layer._buffers[INDEX] for layer in layers]).unsqueeze(1)
         row = 0
-        for layer, size in zip(layers, self._sizes, strict=True):
-            layer._buffers[HISTORY] = self.history[row : row + size]
-            layer._buffers[INDEX] = self.index[row : row + size, 0]
-            row += size
-        self._addresses = [_addresses(layer) for layer in layers]
+        for layer, pending in zip(layers, self.pending, strict=True):
+            own = slice(row, row + pending.shape[0])
+            # Views of one tensor, save for what forward and backward write into: `torch.compile` takes tensors that are
+            # written to and share memory for one.
+            layer._buffers[SCALE] = self.scale[own]
+            layer._buffers[HISTORY] = self.history[own]
+            layer._buffers[INDEX] = self.index[own, 0]
+            row = own.stop
+        self._tensors = [_tensors(layer) for layer in layers]
+        self._addresses = [layer._buffers[HISTORY].data_ptr() for layer in layers]
         largest = [to.largest * 2.0 ** -layers[0]._float8_margin for _, to in ROLES]
         self._largest = torch.tensor(largest * (row // len(largest)), device=self.history.device)
 
@@ -257,9 +262,12 @@ class Arena:
 
     def is_current(self) -> bool:
         """Whether the layers' buffers are still the ones that this moves on."""
-        for reference, addresses in zip(self._layers, self._addresses, strict=True):
+        for reference, tensors, address in zip(self._layers, self._tensors, self._addresses, strict=True):
             layer = reference()
-            if layer is not None and (PENDING not in layer.__dict__ or _addresses(layer) != addresses):
+            if layer is None:
+                continue
+            present = _tensors(layer)
+            if not all(map(operator.is_, present, tensors)) or tensors[0].data_ptr() != address:
                 return False
         return True
 
@@ -286,9 +294,8 @@ class Arena:
         self.history.scatter_(1, self.index, entry.unsqueeze(1))
         magnitude = self.history.amax(1) if self._use_max else pending
         fresh = (self._largest / magnitude).clamp_max_(LARGEST_FLOAT32)
-        scale = torch.where(moves, fresh, torch.cat(self.scale))
+        self.scale.copy_(torch.where(moves, fresh, self.scale))
         self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
-        torch._foreach_copy_(self.scale, list(torch.split(scale, self._sizes)))
         torch._foreach_zero_(self.pending)
         if only is not None:
             for reference, pending, before in zip(self._layers, self.pending, kept, strict=True):
@@ -296,14 +303,9 @@ class Arena:
                     pending.copy_(before)
 
 
-def _addresses(layer: Any) -> tuple[int, ...]:
+def _tensors(layer: Any) -> tuple[Any, ...]:
     buffers = layer._buffers
-    return (
-        buffers[SCALE].data_ptr(),
-        buffers[HISTORY].data_ptr(),
-        buffers[INDEX].data_ptr(),
-        layer.__dict__[PENDING].data_ptr(),
-    )
+    return buffers.get(HISTORY), buffers.get(SCALE), buffers.get(INDEX), layer.__dict__.get(PENDING)
 
 
 def _current() -> list[Arena]:
