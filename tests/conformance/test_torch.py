@@ -233,6 +233,15 @@ def test_activation_checkpointing_gives_the_same_gradients(case, reentrant):
         assert name not in expected or torch.equal(parameter.grad, expected[name])
 
 
+def test_the_output_may_be_written_to_in_place(case):
+    model, _, x, _, _ = case
+    if x.is_floating_point():
+        x.requires_grad_()
+    y = torch.relu_(first(model(x)))
+    if y.requires_grad:
+        y.float().sum().backward()
+
+
 def test_gradients_arrive_in_the_variable_dtype(case):
     model, site, x, _, _ = case
     if x.is_floating_point():

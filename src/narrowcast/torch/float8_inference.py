@@ -17,7 +17,7 @@ from narrowcast.torch.float8_product import scales_along
 from narrowcast.torch.float8_rounding import FORWARD, round_to
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.stored_weights import dequantize
-from narrowcast.torch.straight_through import by_torch, differentiable, is_left_to_torch, wants_gradient
+from narrowcast.torch.straight_through import by_torch, differentiable, in_shape_of, is_left_to_torch, wants_gradient
 
 __all__ = ["dynamic", "of_weights", "static"]
 
@@ -97,7 +97,7 @@ def _static(
     engine = engine_for(x, codes, dtype, by_row=False)
     operand = engine.quantize(x.reshape(-1, codes.shape[1]), input_scale, FORWARD)
     y = engine.forward(operand, engine.stored(codes), input_scale.reciprocal(), scale, _cast(bias, dtype), dtype)
-    return y.view(*x.shape[:-1], codes.shape[0])
+    return in_shape_of(x, y)
 
 
 def _static_values(input_scale: Tensor, x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _dynamic(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype
     row_scale, row_inverse = scales_along(rows, 1, FORWARD)
     operand = engine.quantize(rows, row_scale, FORWARD, clip=False)
     y = engine.forward(operand, engine.stored(codes), row_inverse, scale, _cast(bias, dtype), dtype)
-    return y.view(*x.shape[:-1], codes.shape[0])
+    return in_shape_of(x, y)
 
 
 def _dynamic_values(x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _of_weights(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dt
         y = (y.float() if wide is torch.bfloat16 else y) * scale.reshape(-1)
     if bias is not None:
         y = y + bias.to(y.dtype)
-    return y.view(*x.shape[:-1], codes.shape[0]).to(dtype)
+    return in_shape_of(x, y).to(dtype)
 
 
 def _cast(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

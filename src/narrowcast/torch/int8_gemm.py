@@ -20,7 +20,14 @@ from narrowcast.torch import kernels
 from narrowcast.torch.cpu_kernels import has_dot_product
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.stored_weights import dequantize
-from narrowcast.torch.straight_through import by_torch, differentiable, gradients, is_left_to_torch, wants_gradient
+from narrowcast.torch.straight_through import (
+    by_torch,
+    differentiable,
+    gradients,
+    in_shape_of,
+    is_left_to_torch,
+    wants_gradient,
+)
 
 __all__ = ["linear", "linear_of_weights"]
 
@@ -117,7 +124,7 @@ def _eight_bit_traced(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | No
     y = y * (amax * _STEP)
     if bias is not None:
         y = y + bias.float()
-    return y.view(*x.shape[:-1], codes.shape[0]).to(dtype)
+    return in_shape_of(x, y).to(dtype)
 
 
 def _exported_product(quantized: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -143,7 +150,7 @@ def _of_weights(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dt
         y = (y.float() if wide is torch.bfloat16 else y) * scale.reshape(-1)
     if bias is not None:
         y = y + bias.to(y.dtype)
-    return y.view(*x.shape[:-1], codes.shape[0]).to(dtype)
+    return in_shape_of(x, y).to(dtype)
 
 
 def _product(rows: Tensor, codes: Tensor) -> Tensor:

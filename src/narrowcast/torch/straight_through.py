@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.stored_weights import dequantize
 
-__all__ = ["by_torch", "differentiable", "gradients", "is_left_to_torch", "wants_gradient"]
+__all__ = ["by_torch", "differentiable", "gradients", "in_shape_of", "is_left_to_torch", "wants_gradient"]
 
 
 def is_left_to_torch(x: Tensor, codes: Tensor) -> bool:
@@ -29,6 +29,11 @@ def is_left_to_torch(x: Tensor, codes: Tensor) -> bool:
 def by_torch(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Returns what PyTorch makes of it on the dequantized weight, an error included."""
     return F.linear(x, dequantize(codes, scale, dtype), bias if bias is None else bias.to(dtype))
+
+
+def in_shape_of(x: Tensor, rows: Tensor) -> Tensor:
+    """Returns rows of results in the leading shape of `x`; where `x` is rows itself, the same tensor and no view of it."""
+    return rows if x.dim() == 2 else rows.view(*x.shape[:-1], rows.shape[-1])
 
 
 def wants_gradient(x: Tensor, bias: Tensor | None) -> bool:
@@ -74,6 +79,11 @@ class _Differentiable(torch.autograd.Function):
         return grad_x, None, None, grad_bias, None, None
 
 
-def differentiable(*args: Any) -> Tensor:
-    """Returns `arithmetic(x, codes, scale, bias, dtype)`, the arithmetic given last, with its gradient."""
-    return _Differentiable.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
+def differentiable(
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype, arithmetic: Callable[..., Tensor]
+) -> Tensor:
+    """Returns `arithmetic(x, codes, scale, bias, dtype)` with its gradient."""
+    # Flattened out here: a view made inside of the function may not be written to, as `ReLU(inplace=True)` would.
+    rows = x if x.dim() == 2 else x.reshape(-1, codes.shape[1])
+    y: Tensor = _Differentiable.apply(rows, codes, scale, bias, dtype, arithmetic)  # type: ignore[no-untyped-call]
+    return in_shape_of(x, y)
