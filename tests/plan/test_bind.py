@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -460,3 +462,9 @@ def test_a_thousand_sites_and_rules_are_bound_in_linear_work() -> None:
         counts.append(tried)
     assert counts[1] <= 2 * counts[0]
     assert counts[0] < 10 * len(encoder(300))
+
+
+@pytest.mark.parametrize("name", ["policy.toml", "maps/policy.json", Path("policy.toml")], ids=str)
+def test_the_name_of_a_policy_file_is_told_how_to_be_read(name: object) -> None:
+    with pytest.raises(PolicyError, match=r"name of a file.*Read the file first: `narrowcast.read_policy\(path\)`"):
+        as_map(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicyMap, asked
@@ -36,6 +37,13 @@ def as_map(policy: Any) -> DTypePolicyMap:
         policy = DTypePolicyMap(None, dict(policy))
     if policy is None:
         raise PolicyError("Policy is not given", got={"policy": None}, expected="a map, a policy, or a policy's name")
+    if isinstance(policy, PathLike) or (isinstance(policy, str) and policy.endswith((".toml", ".json"))):
+        raise PolicyError(
+            "Policy is the name of a file",
+            got={"policy": str(policy)},
+            expected="a map, a policy, or a policy's name",
+            fix="Read the file first: `narrowcast.read_policy(path)`",
+        )
     policy = asked(policy)
     if isinstance(policy, DTypePolicyMap):
         return policy.__copy__()

@@ -33,7 +33,7 @@ class TorchCarrier:
         for member in site.members:
             found = scheme.find(policy, member.kind)
             if found is None:
-                reason = f"{mode} does not exist for {_article(member.kind)} layer"
+                reason = f"{mode} does not exist for {_named(member.kind)}"
                 if len(site.members) > 1:
                     reason = f"shares a parameter with {member.paths[0]!r}, and {reason}"
                 return Verdict(Status.NOT_A_TARGET, reason=reason)
@@ -49,8 +49,10 @@ class TorchCarrier:
         return describe_kernel(site.members[0], site.dtype, site.device)
 
 
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeo" else f"a {kind}"
+def _named(kind: str) -> str:
+    if kind == "other":
+        return "a module of its own kind"
+    return f"an {kind} layer" if kind[0] in "ae" else f"a {kind} layer"
 
 
 def _combine(site: Site, policy: DTypePolicy, verdicts: list[Verdict]) -> Verdict:

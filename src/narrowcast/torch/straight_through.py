@@ -32,7 +32,7 @@ def by_torch(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype
 
 
 def in_shape_of(x: Tensor, rows: Tensor) -> Tensor:
-    """Returns rows of results in the leading shape of `x`; where `x` is rows itself, the same tensor and no view of it."""
+    """Returns rows of results in the leading shape of `x`; where `x` is rows itself, the same tensor, no view."""
     return rows if x.dim() == 2 else rows.view(*x.shape[:-1], rows.shape[-1])
 
 
