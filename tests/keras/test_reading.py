@@ -208,6 +208,34 @@ def test_a_path_that_is_not_there_suggests_one():
         narrowcast.keras.read(encoder_of_keras())["heads"]
 
 
+def test_a_model_shows_its_variables_as_a_table():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, dtype="mixed_bfloat16")])
+    lines = str(narrowcast.keras.read(model)).splitlines()
+    assert [line.split() for line in (lines[0], lines[2])] == [
+        ["path", "class", "policy", "variables"],
+        ["0", "Dense", "mixed_bfloat16", "kernel", "4×3,", "bias", "3"],
+    ]
+
+
+def test_a_model_is_a_sequence_of_its_layers():
+    model = narrowcast.keras.read(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+    assert [layer.path for layer in model] == ["", "0"]
+    assert len(model) == 2
+
+
+def test_a_sequential_made_by_a_layer_is_numbered_in_a_file_too(source_of):
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.ffn = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+
+        def call(self, inputs):
+            return self.ffn(inputs)
+
+    read = narrowcast.keras.read(source_of(keras.Sequential([keras.Input((4,)), Outer()])))
+    assert [layer.path for layer in read if layer.variables] == ["0/ffn/0", "0/ffn/1"]
+
+
 def test_what_is_no_keras_model_is_refused():
     with pytest.raises(ModelError, match="Model is not one of Keras"):
         narrowcast.keras.read(torch.nn.Linear(2, 2))

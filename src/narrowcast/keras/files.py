@@ -95,7 +95,8 @@ class _Reader:
         for attribute in self._subgroups(group):
             child = self._open(group, attribute)
             if attribute == "layers" and class_name in _OF_LISTS:
-                yield from self._listed(child, class_name, fields)
+                # A container made by a layer has no config of its own.
+                yield from self._listed(child, class_name, fields) if fields else self._held(child, "")
             elif "vars" in child:
                 is_projection = class_name.endswith("Attention") and attribute.endswith("_dense")
                 inner = {"class_name": "EinsumDense" if is_projection else ""}
@@ -129,7 +130,7 @@ class _Reader:
             key = str(number) if len(bases) == 1 else name
             child = self._open(group, name)
             inner = {"class_name": _BY_SNAKE.get(re.sub(r"_\d+$", "", name), "")}
-            yield f"{path}/{key}", _name(child, name), child, inner
+            yield _joined(path, key), _name(child, name), child, inner
 
     def _subgroups(self, group: Any) -> Iterator[str]:
         yield from (n for n in group if n != "vars" and isinstance(self._open(group, n), self._h5py.Group))
@@ -193,7 +194,7 @@ def _snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-_BY_SNAKE = {_snake_case(name): name for name in (*ORDERS, "MultiHeadAttention", "GroupedQueryAttention")}
+_BY_SNAKE = {_snake_case(name): name for name in (*ORDERS, "MultiHeadAttention", "GroupedQueryAttention", "Sequential")}
 
 
 def _guessed(group: Any, keras_path: str, arrays: list[Any]) -> str:
@@ -201,7 +202,7 @@ def _guessed(group: Any, keras_path: str, arrays: list[Any]) -> str:
     if {"query_dense", "key_dense", "value_dense"} <= set(group):
         return "MultiHeadAttention"
     by_name = _BY_SNAKE.get(re.sub(r"_\d+$", "", keras_path.rpartition("/")[2]), "")
-    if by_name in ORDERS:
+    if by_name in ORDERS or (by_name == "Sequential" and "layers" in group):
         return by_name
     is_kernel = bool(arrays) and arrays[0].ndim > 1 and (arrays[0].dtype == np.int8 or len(arrays) > 2)
     return "EinsumDense" if is_kernel else ""

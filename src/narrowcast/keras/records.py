@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap
 from narrowcast.errors import PathError, closest
+from narrowcast.plan.table import Column, Table
 
 __all__ = ["ATTENTION", "KerasLayer", "KerasModel", "attribute_path"]
 
@@ -78,6 +79,31 @@ class KerasModel:
                 suggestion=near[0] if near else None,
             )
         return self._by_path[path]
+
+    def __iter__(self) -> Iterator[KerasLayer]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """Returns the layers that have variables as a table: path, class, policy, shapes."""
+        rows = tuple(
+            (
+                layer.path,
+                layer.class_name or "?",
+                "?" if layer.policy is None else str(layer.policy.name),
+                ", ".join(
+                    f"{name} {'×'.join(map(str, array.shape)) or 'scalar'}" for name, array in layer.variables.items()
+                ),
+            )
+            for layer in self.layers
+            if layer.variables
+        )
+        return Table((Column("path"), Column("class"), Column("policy"), Column("variables")), rows).to_text()
 
     @property
     def policies(self) -> DTypePolicyMap:

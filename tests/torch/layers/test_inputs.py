@@ -108,6 +108,22 @@ def test_something_that_is_no_tensor_is_an_error_that_names_the_layer():
         layer("text")
 
 
+def test_a_shape_builds_embeddings_below_a_layer_that_casts_to_16_bits():
+    class Lookup(Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.table = Embedding(5, 3)
+
+        def call(self, inputs):
+            return self.table(inputs)
+
+    layer = Lookup(dtype="mixed_bfloat16")
+    layer.build((None, 4))
+    assert layer.table.embeddings.shape == (5, 3)
+    with pytest.raises(LayerError, match="16-bit floats do not hold numbers above"):
+        layer(torch.zeros(1, 4))
+
+
 def test_ids_in_narrow_floats_are_refused():
     with pytest.raises(LayerError, match="16-bit floats do not hold numbers above"):
         Embedding(5000, 2)(torch.tensor([2909.0], dtype=torch.bfloat16))

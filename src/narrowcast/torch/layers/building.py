@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from narrowcast.torch.layers import shapes, weights
+from narrowcast.torch.layers.calls import call_on_zeros
 from narrowcast.torch.layers.carrying import carry, is_bare
 
 __all__ = ["Building", "building"]
@@ -84,8 +85,7 @@ class Building(nn.Module):
         was_training = [module for module in self.modules() if module.training]
         try:
             self.eval()
-            with torch.no_grad():
-                self.call(shapes.zeros_of(shape))
+            call_on_zeros(self.call, shapes.zeros_of(shape))
         finally:
             for module in was_training:
                 module.training = True

@@ -16,7 +16,7 @@ from narrowcast import arrays
 from narrowcast.errors import LayerError
 from narrowcast.torch.inputs import cast_arguments
 
-__all__ = ["as_tensors", "current_call", "forward_of", "is_read_by"]
+__all__ = ["as_tensors", "call_on_zeros", "current_call", "forward_of", "is_on_zeros", "is_read_by"]
 
 
 class _Calls(threading.local):
@@ -26,11 +26,13 @@ class _Calls(threading.local):
         number: of the outermost call, counted through the process; 0 outside of calls.
         training: what the nearest call above was told, `None` if none was.
         reader: the layer whose author's `call` runs and reads the variables of its core.
+        on_zeros: whether the call is one on zeros, by which layers are built.
     """
 
     number = 0
     training: bool | None = None
     reader: Any = None
+    on_zeros = False
 
 
 _calls = _Calls()
@@ -41,6 +43,21 @@ _TENSORS = frozenset({Tensor, nn.Parameter})
 def current_call() -> int:
     """Returns the number of the outermost call that runs in this thread, 0 outside of calls."""
     return _calls.number
+
+
+def is_on_zeros() -> bool:
+    """Says whether the call that runs in this thread is one on zeros, by which layers are built."""
+    return _calls.on_zeros
+
+
+def call_on_zeros(call: Callable[[Any], Any], zeros: Any) -> None:
+    """Calls `call` on zeros to have layers built."""
+    former, _calls.on_zeros = _calls.on_zeros, True
+    try:
+        with torch.no_grad():
+            call(zeros)
+    finally:
+        _calls.on_zeros = former
 
 
 def is_read_by(layer: Any) -> bool:

@@ -11,6 +11,7 @@ from narrowcast.dtype_policies import dtypes
 from narrowcast.errors import LayerError
 from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import initializers, regularizers
+from narrowcast.torch.layers.calls import is_on_zeros
 from narrowcast.torch.layers.configs import positive, refuse
 from narrowcast.torch.layers.cores import CoreLayer, as_floats
 from narrowcast.torch.layers.dense import Dense
@@ -111,7 +112,8 @@ def _table(weight: nn.Parameter) -> nn.Embedding:
 
 
 def _as_ids(layer: Any, inputs: Any) -> Tensor:
-    if not isinstance(inputs, Tensor) or inputs.is_complex() or inputs.dtype in _NARROW:
+    is_narrow = isinstance(inputs, Tensor) and inputs.dtype in _NARROW and not is_on_zeros()
+    if not isinstance(inputs, Tensor) or inputs.is_complex() or is_narrow:
         raise LayerError(
             f"Input of {type(layer).__name__} at {layer.path!r} is no tensor of whole numbers",
             got={"dtype" if isinstance(inputs, Tensor) else "type": getattr(inputs, "dtype", type(inputs).__name__)},
