@@ -189,23 +189,18 @@ def _training_curves(by_recipe: dict[str, list[Run]]) -> Curves:
 
 
 def _losses_table(by_recipe: dict[str, list[Run]], losses: dict[str, float]) -> Table:
-    titles = ("held-out loss", "spread of seeds", f"against {BASELINE}", "steps skipped", "median step")
-    plain = next((statistics.fmean(r.median_ms for r in runs) for n, runs in by_recipe.items() if n == "float32"), None)
+    titles = ("held-out loss", "spread of seeds", f"against {BASELINE}", "steps skipped")
     rows = []
     for name, runs in by_recipe.items():
         finals = [run.final_loss for run in runs]
         spread = f"± {statistics.stdev(finals):.4f}" if len(finals) > 1 else "–"
         against = "–" if name == BASELINE or BASELINE not in losses else f"{losses[name] / losses[BASELINE] - 1:+.2%}"
         skipped = sum(not step.was_taken for run in runs for step in run.steps)
-        step_ms = statistics.fmean(run.median_ms for run in runs)
-        times = f"{step_ms:.0f} ms" + (f" ({step_ms / plain:.2f} ×)" if plain else "")
-        rows.append((name, f"{losses[name]:.4f}", spread, against, str(skipped), times))
+        rows.append((name, f"{losses[name]:.4f}", spread, against, str(skipped)))
     return Table(
         (Column("recipe"), *(Column(title, is_right=True) for title in titles)),
         tuple(rows),
-        footer=(
-            "Times are of runs side by side on a shared machine, in brackets against float32; see the benchmarks.",
-        ),
+        footer=("What a step takes is measured apart, in turns: benchmarks/training_step.py.",),
     )
 
 

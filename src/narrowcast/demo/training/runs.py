@@ -58,12 +58,6 @@ class Run:
         """The held-out loss after the last step."""
         return next(step.final_loss for step in reversed(self.steps) if step.final_loss is not None)
 
-    @property
-    def median_ms(self) -> float:
-        """The median time of a step in milliseconds, the first ten left out."""
-        times = sorted(step.seconds for step in self.steps[10:] or self.steps)
-        return 1000 * times[len(times) // 2]
-
 
 def run_all(
     jobs: list[Job],
