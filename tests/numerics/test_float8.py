@@ -144,6 +144,17 @@ def test_scales_of_extreme_magnitudes_are_those_of_transformer_engine(framework,
     assert back(scale).tolist() == [np.float32(expected)]
 
 
+@pytest.mark.parametrize("largest", [448.0, 57344.0])
+def test_a_million_scales_have_the_same_bits_in_every_framework(largest):
+    magnitudes = np.abs(random(seed=3))
+    # The inverse of the largest float32 is subnormal, which XLA's CPU backend takes for zero.
+    magnitudes = magnitudes[(magnitudes == 0) | (magnitudes > 1e-30)]
+    expected = saturating_scale(magnitudes, largest)
+    for convert in FRAMEWORKS.values():
+        for found, wanted in zip(saturating_scale(convert(magnitudes), largest), expected, strict=True):
+            assert_same_bits(found, wanted)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_amax_that_is_not_finite_shows_in_scale_inv(framework):
     magnitudes = FRAMEWORKS[framework](np.asarray([np.nan, np.inf, 0.0, 1.0], np.float32))

@@ -157,7 +157,25 @@ def with_a_given_group(rank):
     return {"state": train(net, net, rank, num_steps=1)}
 
 
+def loss_scaling(rank):
+    from narrowcast.torch.amp import GradScaler
+
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), GradScaler("cpu", growth_interval=2)
+    taken = []
+    for step in range(4):
+        if step < 3 or rank == 0:  # in the last step rank 1 has no gradient at all
+            scaler.scale(weight.sum()).backward()
+        if step == 1 and rank == 1:
+            weight.grad[0] = torch.inf
+        taken.append(scaler.step(optimizer))
+        scaler.update()
+        optimizer.zero_grad()
+    return {"taken": taken, "scale": scaler.get_scale()}
+
+
 SCENARIOS = (
+    loss_scaling,
     ddp,
     ddp_around_a_parent,
     ddp_accumulates,

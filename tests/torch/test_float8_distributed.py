@@ -92,3 +92,9 @@ def test_without_a_group_there_is_one_warning_that_says_what_to_do(ranks):
     for found in ranks:
         (warning,) = found["without_a_group"]["warnings"]
         assert "Give the ranks that train this model together: narrowcast.torch.set_clock(model, group=...)" in warning
+
+
+def test_a_loss_scaler_takes_one_decision_for_all_ranks(ranks):
+    for found in ranks:
+        assert found["loss_scaling"]["taken"] == [True, False, True, True]
+        assert found["loss_scaling"]["scale"] == 2.0**16

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from narrowcast.torch.float8_gemm import engine_for
@@ -73,7 +74,7 @@ def by_tensor(
             pending = pending[2:]
         inverse = _inverse(scales, magnitudes)
     options = (dtype, stored is not None, margin, wide_gradient)
-    result: Tensor = _ByTensor.apply(x, weight, bias, scales, inverse, grad_scale, pending, *options)
+    result: Tensor = _ByTensor.apply(x, weight, bias, scales, inverse, grad_scale, pending, *options)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -111,6 +112,7 @@ class _ByTensor(torch.autograd.Function):
         return engine.forward(codes, weight_codes, inverse[0], inverse[1], bias, dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         return _without_autocast(_by_tensor_gradients, ctx, *grads)
 
@@ -165,7 +167,7 @@ def by_row(
     The backward products sum over other axes, so every tensor is rounded twice, each time from its own values.
     Arguments as in `by_tensor`.
     """
-    result: Tensor = _ByRow.apply(x, weight, bias, dtype, wide_gradient)
+    result: Tensor = _ByRow.apply(x, weight, bias, dtype, wide_gradient)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -185,6 +187,7 @@ class _ByRow(torch.autograd.Function):
         return engine.forward(codes, weight_codes, x_inv, weight_inv, bias, dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         return _without_autocast(_by_row_gradients, ctx, *grads)
 
@@ -224,7 +227,7 @@ def block(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *,
     Blocks are 1 x 128 of activations and gradients along the axis that is summed over, 128 x 128 of weights; at the
     edges they are smaller. Multiplied in float32 on every device. Arguments as in `by_tensor`.
     """
-    result: Tensor = _Block.apply(x, weight, bias, dtype, wide_gradient)
+    result: Tensor = _Block.apply(x, weight, bias, dtype, wide_gradient)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -241,6 +244,7 @@ class _Block(torch.autograd.Function):
         return F.linear(values, weight_values, None if bias is None else bias.float()).to(dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         return _without_autocast(_block_gradients, ctx, *grads)
 

@@ -212,6 +212,7 @@ class Float8Scheme(FloatScheme):
         A module that trains in float8 already keeps its state, cut or filled up to the new length of history.
         """
         learn_devices()
+        settings: Any = policy  # of this mode's own class
         changes = super().prepare(module, policy, stored=stored, shared=shared)
         for change in changes:
             is_own = change.module is module
@@ -228,10 +229,12 @@ class Float8Scheme(FloatScheme):
             drop_training_state(change)
             change.new_dict.update(
                 _float8_recipe=self._recipe,
-                _float8_wide_gradient=policy.high_precision_weight_gradient,
+                _float8_wide_gradient=settings.high_precision_weight_gradient,
             )
             if state is not None:
-                change.new_dict.update(_float8_margin=policy.margin, _float8_use_max=policy.amax_compute_algo == "max")
+                change.new_dict.update(
+                    _float8_margin=settings.margin, _float8_use_max=settings.amax_compute_algo == "max"
+                )
                 change.new_dict[PENDING] = state[PENDING]
                 change.new_dict["_buffers"].update({name: state[name] for name in _BUFFERS})
                 float8_clock.register(change.module)
