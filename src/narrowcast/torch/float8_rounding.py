@@ -71,7 +71,7 @@ def round_to(x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tens
         return _round(y, None, to, clip=clip)
     # The powers of two of a large tensor would be a tensor as large, at addresses that no cache holds.
     powers = torch.empty(_PIECE, dtype=torch.int32)
-    for piece in y.view(-1).split(_PIECE):
+    for piece in torch.split(y.view(-1), _PIECE):
         _round(piece, powers[: piece.numel()], to, clip=clip)
     return y
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from narrowcast.dtype_policies import DTypePolicy
+from narrowcast.dtype_policies import DTypePolicy, QuantizedFloat8DTypePolicy
 from narrowcast.errors import CheckpointError
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Site
@@ -223,6 +223,7 @@ class Float8Scheme(FloatScheme):
                 change.new_dict.update(
                     _dtype_policy=policy, _narrowcast_compute=changes[0].new_dict["_narrowcast_compute"]
                 )
+            settings = cast(QuantizedFloat8DTypePolicy, policy)
             state = None
             if self.has_state:
                 state = _state_for(change.module, policy, self._num_products if is_own else 1, stored, prefix)
