@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 # The package is imported before its name is taken by the verb `plan`; `from narrowcast.plan import ...` still finds it.
 import narrowcast.plan  # noqa: F401
 from narrowcast.frameworks import apply, dequantize, load, plan, plan_of, save, tree
-from narrowcast.lazy import lazily
+from narrowcast.lazy import lazily as _lazily
 from narrowcast.observe import observe
 
 if TYPE_CHECKING:
-    from narrowcast import config, dtype_policies, errors, mixed_precision
+    from narrowcast import config, dtype_policies, errors, keras, layers, mixed_precision, saving
     from narrowcast.dtype_policies import (
         AWQDTypePolicy,
         DTypePolicy,
@@ -67,6 +67,8 @@ __all__ = [
     "dtype_policies",
     "errors",
     "keep",
+    "keras",
+    "layers",
     "load",
     "mixed_precision",
     "observe",
@@ -74,6 +76,7 @@ __all__ = [
     "plan_of",
     "read_policy",
     "save",
+    "saving",
     "tree",
     "write_policy",
 ]
@@ -85,11 +88,14 @@ _HOMES = {
     "config": "narrowcast.config",
     "dtype_policies": "narrowcast.dtype_policies",
     "errors": "narrowcast.errors",
+    "keras": "narrowcast.keras",
+    "layers": "narrowcast.layers",
     "mixed_precision": "narrowcast.mixed_precision",
+    "saving": "narrowcast.saving",
     "read_policy": "narrowcast.dtype_policies.files:read",
     "write_policy": "narrowcast.dtype_policies.files:write",
 }
-__getattr__ = lazily(
+__getattr__ = _lazily(
     __name__, {name: "narrowcast.dtype_policies" for name in __all__ if name not in globals()} | _HOMES
 )
 

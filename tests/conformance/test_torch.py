@@ -293,6 +293,7 @@ def test_stored_tensors_are_the_same_after_a_move(case):
     assert torch.equal(run(model, x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Layers of this model compute in float16")  # one step, without a loss scaler
 def test_training_steps_change_what_is_trainable_and_only_that(case):
     model, _, x, kind, policy = case
     trainable = [p for p in model.parameters() if p.requires_grad]
