@@ -2,6 +2,7 @@
 
 Both models have the same weights (those of the Keras model, loaded) and are quantized by their own `quantize("int8")`;
 Keras runs on PyTorch. They are measured in turns; codes of the weights are compared one by one, outputs by cosine.
+Keras adds 1e-7 to the largest magnitude that it divides by, so a value on the edge between two codes may get the other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ WIDTH, HEADS, HIDDEN, NUM_BLOCKS, LENGTH = 384, 6, 1536, 6, 64
 BATCHES = (1, 8)
 NUM_THREADS = 2
 WANTED = 10.0
+MOST_ON_EDGES = 1e-3
 
 _NAMES = ("attention_norm", "attention", "feedforward_norm", "up", "down")
 
@@ -74,10 +76,13 @@ def main() -> None:
     ours, plain = own_model(theirs), own_model(theirs)
     theirs.quantize("int8")
     ours.quantize("int8")
-    same = all(
-        torch.equal(ours[n].up.core.weight_codes.t(), theirs.get_layer(f"up_{n}")._kernel.value)
-        for n in range(NUM_BLOCKS)
+    steps = torch.cat(
+        [
+            (ours[n].up.core.weight_codes.t().int() - theirs.get_layer(f"up_{n}")._kernel.value.int()).flatten()
+            for n in range(NUM_BLOCKS)
+        ]
     )
+    same = bool(steps.abs().max() <= 1 and (steps != 0).float().mean() < MOST_ON_EDGES)
     for batch in BATCHES:
         x = torch.randn(batch, LENGTH, WIDTH)
         calls = {
@@ -96,7 +101,7 @@ def main() -> None:
             | {name: f"{value:.1f} ms" for name, value in ms.items()}
             | {"faster than Keras": f"{ratio:.1f} ×", "wanted": f"{WANTED:g} ×", "cosine": f"{cosine:.5f}"}
         )
-    notes.append(f"Codes of the weights are {'the same' if same else 'DIFFERENT'} in both.")
+    notes.append(f"Codes of the weights: {int((steps != 0).sum()):,} of {steps.numel():,} are one step apart.")
     write(__file__, claim=CLAIM, rows=rows, notes=notes, holds=holds and same, num_threads=NUM_THREADS)
 
 

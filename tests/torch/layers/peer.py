@@ -30,6 +30,7 @@ def twins(make, *inputs, policy="float32", **kwargs):
     """Returns the layer that `make(namespace, dtype)` makes, here and in Keras, built and with the same weights."""
     import narrowcast.layers as ours
 
+    keras.utils.set_random_seed(1)
     theirs = make(keras.layers, policy)
     mine = make(ours, policy)
     with torch.no_grad():
