@@ -3,12 +3,14 @@
 The transformer of `make train` (3.2 million parameters) under each of its recipes, whole steps (forward, backward,
 clipping, AdamW), all recipes in turns in one process, from the same weights and on the same batches. mixed_bfloat16
 can be faster than float32 only on a CPU that multiplies bfloat16 (AVX-512 BF16, AMX); elsewhere its operands are
-rounded and multiplied in float32, and what is said is how much the rounding costs.
+rounded and multiplied in float32, and what is said is how much the rounding costs. Eager, rounding to float8 is five
+passes over a tensor; `torch.compile` makes one of them, for which both sides are measured compiled as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 
@@ -27,9 +29,13 @@ CLAIM = "A training step on the CPU against float32: float8 (emulated) at most 1
 WANTED = {"mixed_bfloat16": 0.75, "float8": 1.2, "float8/current": 1.2}
 
 
-def stepper(recipe: Recipe, text: Corpus, num_windows: int, losses: list[float]) -> Callable[[], None]:
+def stepper(
+    recipe: Recipe, text: Corpus, num_windows: int, losses: list[float], *, is_compiled: bool
+) -> Callable[[], None]:
     """Makes what does one more step under a recipe."""
     model = narrowcast.apply(new_model(text, LARGE, 0), recipe.policy)
+    if is_compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step() -> None:
@@ -53,9 +59,13 @@ def main() -> None:
     letters = torch.randint(84, (50_000,), generator=torch.Generator().manual_seed(0))
     text = Corpus("".join(chr(33 + code) for code in letters.tolist()))
     rows, holds = [], True
-    for num_windows in (8, 32):
+    for num_windows, is_compiled in itertools.product((8, 32), (False, True)):
+        torch.compiler.reset()  # there is a limit to how many models of one class it keeps
         losses: dict[str, list[float]] = {recipe.name: [] for recipe in RECIPES}
-        steps = {recipe.name: stepper(recipe, text, num_windows, losses[recipe.name]) for recipe in RECIPES}
+        steps = {
+            recipe.name: stepper(recipe, text, num_windows, losses[recipe.name], is_compiled=is_compiled)
+            for recipe in RECIPES
+        }
         found = measure(steps, num_rounds=options.rounds, budget_s=180)
         plain = found["float32"].median_ms
         for recipe in RECIPES:
@@ -71,6 +81,7 @@ def main() -> None:
             rows.append(
                 {
                     "characters, recipe": f"{num_windows * LARGE.context}, {recipe.name}",
+                    "run": "compiled" if is_compiled else "eager",
                     "step": f"{found[recipe.name].median_ms:.1f} ms",
                     "against float32": f"{ratio:.2f} ×",
                     "wanted": "–" if wanted is None else f"{wanted:.2f} ×",

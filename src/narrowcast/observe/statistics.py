@@ -17,7 +17,7 @@ from torch import Tensor
 from narrowcast.dtype_policies import dtypes
 from narrowcast.dtype_policies.dtypes import DType
 from narrowcast.numerics.scaling import symmetric_scale
-from narrowcast.torch.float8_state import current_scale
+from narrowcast.torch.float8_scaling import current_scale
 
 __all__ = ["FIELDS", "HISTOGRAM", "NUM_FIELDS", "Groups", "Narrow", "compare", "measure", "sample"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from narrowcast.torch.float8_rounding import Format, round_to
+from narrowcast.torch.float8_rounding import Format, Number, is_read_free, round_to
 from narrowcast.torch.gemm import SLOW_ON_CPU
 
 __all__ = [
@@ -48,8 +48,10 @@ class Engine(ABC):
     keeps_weight = False
 
     @abstractmethod
-    def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
-        """Returns `x * scale` rounded to float8, in whatever dtype this engine multiplies."""
+    def quantize(
+        self, x: Tensor, scale: Number, to: Format, *, clip: bool = True, scratch: str | None = None
+    ) -> Tensor:
+        """Returns `x * scale` rounded to float8, in whatever dtype this engine multiplies; see `round_to`."""
 
     @abstractmethod
     def stored(self, codes: Tensor) -> Tensor:
@@ -57,78 +59,90 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(
-        self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
+        self, x: Tensor, weight: Tensor, x_inv: Number, weight_inv: Number, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """Returns `x_ri @ weight_oi.T + bias`; `x_inv` along r, `weight_inv` along o."""
 
     @abstractmethod
     def grad_input(
-        self, grad: Tensor, weight: Tensor, grad_inv: Tensor, weight_inv: Tensor, dtype: torch.dtype
+        self, grad: Tensor, weight: Tensor, grad_inv: Number, weight_inv: Number, dtype: torch.dtype
     ) -> Tensor:
         """Returns `grad_ro @ weight_oi`; `grad_inv` along r, `weight_inv` along i."""
 
     @abstractmethod
-    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Tensor, x_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Number, x_inv: Number, dtype: torch.dtype) -> Tensor:
         """Returns `grad_ro.T @ x_ri`; `grad_inv` along o, `x_inv` along i."""
 
 
 class Wide(Engine):
     """Float8 values held and multiplied in float32; exact products, float32 sums.
 
-    Factors of whole tensors cost nothing on the CPU, where the multiplication itself takes a number. Elsewhere, and
-    where tracing allows no numbers, they go into the weight, which is smaller than the activations.
+    Factors that are numbers cost nothing: the multiplication itself takes one. Others of whole tensors go into the
+    weight, which is smaller than the activations.
     """
 
     keeps_weight = True
 
-    def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
+    def quantize(
+        self, x: Tensor, scale: Number, to: Format, *, clip: bool = True, scratch: str | None = None
+    ) -> Tensor:
         """See `Engine.quantize`."""
-        return round_to(x, scale, to, clip=clip)
+        return round_to(x, scale, to, clip=clip, scratch=scratch)
 
     def stored(self, codes: Tensor) -> Tensor:
         """See `Engine.stored`."""
         return codes.float()
 
     def forward(
-        self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
+        self, x: Tensor, weight: Tensor, x_inv: Number, weight_inv: Number, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.forward`."""
         bias = None if bias is None else bias.float()
-        if _is_number(x_inv, weight_inv):
-            return _scaled_product(x, weight.t(), x_inv * weight_inv, bias).to(dtype)
+        factor = _one_number(x_inv, weight_inv)
+        if factor is not None:
+            return _scaled_product(x, weight.t(), factor, bias).to(dtype)
+        x_inv, weight_inv = _along_rows(x_inv), _along_rows(weight_inv)
         if x_inv.numel() == 1:
-            return F.linear(x, weight * (x_inv * weight_inv.reshape(-1, 1)), bias).to(dtype)
-        y = F.linear(x, weight * weight_inv.reshape(-1, 1))
-        x_inv = x_inv.reshape(-1, 1)
+            return F.linear(x, weight * (x_inv * weight_inv), bias).to(dtype)
+        y = F.linear(x, weight * weight_inv)
         return (y * x_inv if bias is None else torch.addcmul(bias, y, x_inv)).to(dtype)
 
     def grad_input(
-        self, grad: Tensor, weight: Tensor, grad_inv: Tensor, weight_inv: Tensor, dtype: torch.dtype
+        self, grad: Tensor, weight: Tensor, grad_inv: Number, weight_inv: Number, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.grad_input`."""
-        if _is_number(grad_inv, weight_inv):
-            return _scaled_product(grad, weight, grad_inv * weight_inv).to(dtype)
+        factor = _one_number(grad_inv, weight_inv)
+        if factor is not None:
+            return _scaled_product(grad, weight, factor).to(dtype)
+        grad_inv, weight_inv = _along_rows(grad_inv), _along_rows(weight_inv).t()
         if grad_inv.numel() == 1:
-            return torch.mm(grad, weight * (grad_inv * weight_inv.reshape(1, -1))).to(dtype)
-        return torch.mm(grad, weight * weight_inv.reshape(1, -1)).mul_(grad_inv.reshape(-1, 1)).to(dtype)
+            return torch.mm(grad, weight * (grad_inv * weight_inv)).to(dtype)
+        return torch.mm(grad, weight * weight_inv).mul_(grad_inv).to(dtype)
 
-    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Tensor, x_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Number, x_inv: Number, dtype: torch.dtype) -> Tensor:
         """See `Engine.grad_weight`."""
-        if _is_number(grad_inv, x_inv):
-            return _scaled_product(grad.t(), x, grad_inv * x_inv).to(dtype)
-        return torch.mm(grad.t(), x).mul_(grad_inv.reshape(-1, 1) * x_inv.reshape(1, -1)).to(dtype)
+        factor = _one_number(grad_inv, x_inv)
+        if factor is not None:
+            return _scaled_product(grad.t(), x, factor).to(dtype)
+        return torch.mm(grad.t(), x).mul_(_along_rows(grad_inv) * _along_rows(x_inv).t()).to(dtype)
 
 
-def _is_number(a_inv: Tensor, b_inv: Tensor) -> bool:
-    """Whether both factors are one number, and reading it costs nothing."""
-    return (
-        a_inv.numel() == 1 and b_inv.numel() == 1 and a_inv.device.type == "cpu" and not torch.compiler.is_compiling()
-    )
+def _one_number(a_inv: Number, b_inv: Number) -> float | None:
+    """The product of two factors, if it is one number, and reading it costs nothing."""
+    if isinstance(a_inv, Tensor) and isinstance(b_inv, Tensor):
+        if a_inv.numel() == b_inv.numel() == 1 and is_read_free(a_inv):
+            return a_inv.item() * b_inv.item()
+        return None
+    return float(a_inv) * float(b_inv)
 
 
-def _scaled_product(a: Tensor, b: Tensor, factor: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns `a @ b * factor + bias`."""
-    alpha = factor.item()
+def _along_rows(inverse: Number) -> Tensor:
+    """A factor as a column, one number for each row or for all."""
+    return inverse.reshape(-1, 1) if isinstance(inverse, Tensor) else torch.tensor([[inverse]])
+
+
+def _scaled_product(a: Tensor, b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:
+    """Returns `a @ b * alpha + bias`."""
     if math.isnan(alpha):  # `addmm` takes no notice of it
         return a.new_full((a.shape[0], b.shape[1]), alpha)
     if bias is None:
@@ -143,30 +157,32 @@ class ScaledOutput(Engine):
     On CUDA the sums come back in float32. A CPU rounds them to bfloat16 before the factors are applied.
     """
 
-    def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
+    def quantize(
+        self, x: Tensor, scale: Number, to: Format, *, clip: bool = True, scratch: str | None = None
+    ) -> Tensor:
         """See `Engine.quantize`."""
-        return round_to(x, scale, to, clip=clip).to(torch.bfloat16)
+        return round_to(x, scale, to, clip=clip, scratch="narrowed").to(torch.bfloat16)
 
     def stored(self, codes: Tensor) -> Tensor:
         """See `Engine.stored`."""
         return codes.to(torch.bfloat16)
 
     def forward(
-        self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
+        self, x: Tensor, weight: Tensor, x_inv: Number, weight_inv: Number, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.forward`."""
-        y, inv = _mm(x, weight.t()), (x_inv.reshape(-1, 1) * weight_inv.reshape(1, -1))
+        y, inv = _mm(x, weight.t()), _along_rows(x_inv) * _along_rows(weight_inv).t()
         return (y * inv if bias is None else torch.addcmul(bias.float(), y, inv)).to(dtype)
 
     def grad_input(
-        self, grad: Tensor, weight: Tensor, grad_inv: Tensor, weight_inv: Tensor, dtype: torch.dtype
+        self, grad: Tensor, weight: Tensor, grad_inv: Number, weight_inv: Number, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.grad_input`."""
-        return (_mm(grad, weight) * (grad_inv.reshape(-1, 1) * weight_inv.reshape(1, -1))).to(dtype)
+        return (_mm(grad, weight) * (_along_rows(grad_inv) * _along_rows(weight_inv).t())).to(dtype)
 
-    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Tensor, x_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Number, x_inv: Number, dtype: torch.dtype) -> Tensor:
         """See `Engine.grad_weight`."""
-        return (_mm(grad.t(), x) * (grad_inv.reshape(-1, 1) * x_inv.reshape(1, -1))).to(dtype)
+        return (_mm(grad.t(), x) * (_along_rows(grad_inv) * _along_rows(x_inv).t())).to(dtype)
 
 
 class Real(Engine):
@@ -176,7 +192,9 @@ class Real(Engine):
     products copy one operand, at a byte an element.
     """
 
-    def quantize(self, x: Tensor, scale: Tensor, to: Format, *, clip: bool = True) -> Tensor:
+    def quantize(
+        self, x: Tensor, scale: Number, to: Format, *, clip: bool = True, scratch: str | None = None
+    ) -> Tensor:
         """See `Engine.quantize`. Always clips: what a bare cast does to large values differs between versions."""
         return (x.float() * scale).clamp(-to.largest, to.largest).to(to.dtype)
 
@@ -185,7 +203,7 @@ class Real(Engine):
         return codes
 
     def forward(
-        self, x: Tensor, weight: Tensor, x_inv: Tensor, weight_inv: Tensor, bias: Tensor | None, dtype: torch.dtype
+        self, x: Tensor, weight: Tensor, x_inv: Number, weight_inv: Number, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.forward`. The only product that may add in fewer bits (`use_fast_accum`), as is usual."""
         x_inv, weight_inv = _row_factors(x_inv, weight_inv)
@@ -202,7 +220,7 @@ class Real(Engine):
         return y if bias is None or is_fused else y + bias.to(dtype)
 
     def grad_input(
-        self, grad: Tensor, weight: Tensor, grad_inv: Tensor, weight_inv: Tensor, dtype: torch.dtype
+        self, grad: Tensor, weight: Tensor, grad_inv: Number, weight_inv: Number, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.grad_input`."""
         grad_inv, weight_inv = _row_factors(grad_inv, weight_inv)
@@ -210,7 +228,7 @@ class Real(Engine):
             grad.contiguous(), weight.t().contiguous().t(), scale_a=grad_inv, scale_b=weight_inv, out_dtype=dtype
         )
 
-    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Tensor, x_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Number, x_inv: Number, dtype: torch.dtype) -> Tensor:
         """See `Engine.grad_weight`. Rows are filled up with zeros to a multiple that the GEMM takes."""
         grad_inv, x_inv = _row_factors(grad_inv, x_inv)
         missing = -grad.shape[0] % MULTIPLE
@@ -224,11 +242,12 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b).float()
 
 
-def _row_factors(a_inv: Tensor, b_inv: Tensor) -> tuple[Tensor, Tensor]:
+def _row_factors(a_inv: Number, b_inv: Number) -> tuple[Tensor, Tensor]:
     """The factors as `_scaled_mm` takes them: both single numbers, or a column and a row."""
-    if a_inv.numel() == 1 and b_inv.numel() == 1:
+    a_inv, b_inv = _along_rows(a_inv), _along_rows(b_inv)
+    if a_inv.numel() == b_inv.numel() == 1:
         return a_inv.reshape(()), b_inv.reshape(())
-    return a_inv.reshape(-1, 1).contiguous(), b_inv.reshape(1, -1).contiguous()
+    return a_inv.contiguous(), b_inv.t().contiguous()
 
 
 def _padded(codes: Tensor, missing: int) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from narrowcast.errors import CheckpointError
 from narrowcast.torch.float8_rounding import Format
-from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE, current_scale
+from narrowcast.torch.float8_scaling import current_scale
+from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE
 
 __all__ = ["read_keras", "read_transformer_engine"]
 

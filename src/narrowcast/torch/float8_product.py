@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from narrowcast.torch.float8_gemm import engine_for
-from narrowcast.torch.float8_rounding import FORWARD, GRADIENT, Format, amax, round_to
-from narrowcast.torch.float8_state import current_scale, record, scale_in_use
+from narrowcast.torch.float8_rounding import FORWARD, GRADIENT, Format, Number, round_to
+from narrowcast.torch.float8_scaling import Scaling, current_scale, scaling_of, snapshot
 from narrowcast.torch.gemm import is_slow
 
 __all__ = ["BLOCK", "block", "by_row", "by_tensor", "scales_along"]
@@ -62,25 +62,13 @@ def by_tensor(
         Shape `(r, o)`, `dtype`.
     """
     with torch.no_grad():
-        magnitudes = torch.stack([amax(x.detach()), amax(weight.detach())])
-        if stored is None:
-            scales = current_scale(magnitudes, FORWARD.largest, margin)
-            grad_scale = torch.zeros_like(scales[:1])
-        else:
-            scales = scale_in_use(stored[:2], magnitudes, FORWARD.largest, margin)
-            grad_scale = stored[2:].clone()  # the state may move on before backward
-        if pending is not None:
-            record(pending[:2], magnitudes)
-            pending = pending[2:]
-        inverse = _inverse(scales, magnitudes)
-    options = (dtype, stored is not None, margin, wide_gradient)
-    result: Tensor = _ByTensor.apply(x, weight, bias, scales, inverse, grad_scale, pending, *options)  # type: ignore[no-untyped-call]
+        x_pending, weight_pending, grad_pending = (None,) * 3 if pending is None else torch.split(pending, 1)
+        of_x = scaling_of(x.detach(), snapshot(stored, 0, x), x_pending, FORWARD, margin)
+        of_weight = scaling_of(weight.detach(), snapshot(stored, 1, x), weight_pending, FORWARD, margin)
+        grad_stored = snapshot(stored, 2, x)  # the state may move on before backward
+    options = (dtype, margin, wide_gradient)
+    result: Tensor = _ByTensor.apply(x, weight, bias, *of_x, *of_weight, grad_stored, grad_pending, *options)  # type: ignore[no-untyped-call]
     return result
-
-
-def _inverse(scale: Tensor, magnitude: Tensor) -> Tensor:
-    """The reciprocal of a scale; NaN where the magnitude is not finite, since 0 times it is NaN."""
-    return torch.add(scale.reciprocal(), magnitude, alpha=0.0)
 
 
 class _ByTensor(torch.autograd.Function):
@@ -90,26 +78,26 @@ class _ByTensor(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        scales: Tensor,
-        inverse: Tensor,
-        grad_scale: Tensor,
-        pending: Tensor | None,
+        x_scale: Number,
+        x_inverse: Number,
+        x_clip: bool,
+        weight_scale: Number,
+        weight_inverse: Number,
+        weight_clip: bool,
+        grad_stored: Number | None,
+        grad_pending: Tensor | None,
         dtype: torch.dtype,
-        clip: bool,
         margin: int,
         wide_gradient: bool,
     ) -> Tensor:
         engine = engine_for(x, weight, dtype, by_row=False)
-        codes = engine.quantize(x, scales[0], FORWARD, clip=clip)
-        weight_codes = engine.quantize(weight, scales[1], FORWARD, clip=clip)
-        kept = weight_codes if engine.keeps_weight else weight
-        ctx.save_for_backward(x if wide_gradient else codes, kept, scales, inverse, grad_scale)
+        codes = engine.quantize(x, x_scale, FORWARD, clip=x_clip)
+        weight_codes = engine.quantize(weight, weight_scale, FORWARD, clip=weight_clip)
+        ctx.save_for_backward(x if wide_gradient else codes, weight_codes if engine.keeps_weight else weight)
         ctx.weight_dtype = weight.dtype
-        ctx.pending = pending
-        ctx.options = (dtype, clip, margin, wide_gradient)
-        ctx.x_dtype = x.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return engine.forward(codes, weight_codes, inverse[0], inverse[1], bias, dtype)
+        ctx.scalings = (x_inverse, Scaling(weight_scale, weight_inverse, weight_clip), grad_stored, grad_pending)
+        ctx.options = (dtype, margin, wide_gradient, x.dtype, None if bias is None else bias.dtype)
+        return engine.forward(codes, weight_codes, x_inverse, weight_inverse, bias, dtype)
 
     @staticmethod
     @once_differentiable
@@ -118,27 +106,24 @@ class _ByTensor(torch.autograd.Function):
 
 
 def _by_tensor_gradients(ctx: Any, grad: Tensor) -> Any:
-    x, weight, scales, inverse, grad_scale = ctx.saved_tensors
-    dtype, clip, margin, wide_gradient = ctx.options
+    x, weight = ctx.saved_tensors
+    x_inverse, of_weight, grad_stored, grad_pending = ctx.scalings
+    dtype, margin, wide_gradient, x_dtype, bias_dtype = ctx.options
     engine = engine_for(grad, weight, dtype, by_row=False)
-    magnitude = amax(grad).reshape(1)
-    scale = scale_in_use(grad_scale, magnitude, GRADIENT.largest, margin)
-    if ctx.pending is not None:
-        record(ctx.pending, magnitude)
-    grad_inverse = _inverse(scale, magnitude)
-    codes = engine.quantize(grad, scale, GRADIENT, clip=clip)
+    of_grad = scaling_of(grad, grad_stored, grad_pending, GRADIENT, margin)
+    codes = engine.quantize(grad, of_grad.scale, GRADIENT, clip=of_grad.clip, scratch="gradient")
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
+        weight_codes = weight
         if not engine.keeps_weight:
-            weight = engine.quantize(weight, scales[1], FORWARD, clip=clip)
-        grad_x = engine.grad_input(codes, weight, grad_inverse, inverse[1], ctx.x_dtype)
+            weight_codes = engine.quantize(weight, of_weight.scale, FORWARD, clip=of_weight.clip)
+        grad_x = engine.grad_input(codes, weight_codes, of_grad.inverse, of_weight.inverse, x_dtype)
     if ctx.needs_input_grad[1]:
         if wide_gradient:
             grad_weight = _wide_grad_weight(grad, x, dtype, ctx.weight_dtype)
         else:
-            grad_weight = engine.grad_weight(codes, x, grad_inverse, inverse[0], ctx.weight_dtype)
-    grad_bias = _grad_bias(ctx, grad)
-    return grad_x, grad_weight, grad_bias, None, None, None, None, None, None, None, None
+            grad_weight = engine.grad_weight(codes, x, of_grad.inverse, x_inverse, ctx.weight_dtype)
+    return grad_x, grad_weight, _grad_bias(ctx, grad, bias_dtype), *(None,) * 11
 
 
 def _without_autocast(gradients: Callable[[Any, Tensor], Any], ctx: Any, grad: Tensor) -> Any:
@@ -149,9 +134,9 @@ def _without_autocast(gradients: Callable[[Any, Tensor], Any], ctx: Any, grad: T
     return gradients(ctx, grad)
 
 
-def _grad_bias(ctx: Any, grad: Tensor) -> Tensor | None:
+def _grad_bias(ctx: Any, grad: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     # Sums of 16-bit floats are accumulated in float32, whatever is asked; asking costs several times as much.
-    return grad.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+    return grad.sum(0).to(dtype) if ctx.needs_input_grad[2] else None
 
 
 def _wide_grad_weight(grad: Tensor, x: Tensor, dtype: torch.dtype, weight_dtype: torch.dtype) -> Tensor:
@@ -211,14 +196,14 @@ def _by_row_gradients(ctx: Any, grad: Tensor) -> Any:
         codes = engine.quantize(grad, scale, GRADIENT, clip=False)
         x_codes = engine.quantize(x, x_scale, FORWARD, clip=False)
         grad_weight = engine.grad_weight(codes, x_codes, inverse, x_inv, dtype).to(weight.dtype)
-    return grad_x, grad_weight, _grad_bias(ctx, grad), None, None
+    return grad_x, grad_weight, _grad_bias(ctx, grad, ctx.bias_dtype), None, None
 
 
 def scales_along(x: Tensor, axis: int, to: Format) -> tuple[Tensor, Tensor]:
     """Returns the scale and its inverse for all that lies along an axis, which is kept at length 1."""
     magnitude = x.abs().amax(axis, keepdim=True).float()
     scale = current_scale(magnitude, to.largest)
-    return scale, _inverse(scale, magnitude)
+    return scale, scale.reciprocal()
 
 
 def block(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, wide_gradient: bool = False) -> Tensor:
@@ -261,7 +246,7 @@ def _block_gradients(ctx: Any, grad: Tensor) -> Any:
     elif ctx.needs_input_grad[1]:
         values = round_blocks(x, (BLOCK, 1), FORWARD)
         grad_weight = torch.mm(round_blocks(grad, (BLOCK, 1), GRADIENT).t(), values).to(weight.dtype)
-    return grad_x, grad_weight, _grad_bias(ctx, grad), None, None
+    return grad_x, grad_weight, _grad_bias(ctx, grad, ctx.bias_dtype), None, None
 
 
 def round_blocks(x: Tensor, sizes: tuple[int, int], to: Format) -> Tensor:
@@ -277,5 +262,5 @@ def round_blocks(x: Tensor, sizes: tuple[int, int], to: Format) -> Tensor:
     blocks = full.reshape(full.shape[0] // sizes[0], sizes[0], full.shape[1] // sizes[1], sizes[1])
     magnitude = blocks.abs().amax((1, 3), keepdim=True).float()
     scale = current_scale(magnitude, to.largest)
-    values = round_to(blocks, scale, to, clip=False).mul_(_inverse(scale, magnitude))
+    values = round_to(blocks, scale, to, clip=False).mul_(scale.reciprocal())
     return values.reshape(full.shape)[:rows, :columns]

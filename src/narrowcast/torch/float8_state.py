@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.numerics import delayed_scaling
-from narrowcast.numerics.scaling import LARGEST_FLOAT32
 from narrowcast.torch.float8_rounding import FORWARD, GRADIENT, Format
 
-__all__ = ["HISTORY", "INDEX", "PENDING", "ROLES", "SCALE", "Stateful", "current_scale", "new_state", "scale_in_use"]
+__all__ = ["HISTORY", "INDEX", "PENDING", "ROLES", "SCALE", "Stateful", "fit", "layout_problem", "new_state"]
 
 SCALE = "float8_scale"
 HISTORY = "float8_amax_history"
@@ -53,34 +52,6 @@ def new_state(num_products: int, length: int, device: torch.device) -> dict[str,
         INDEX: torch.zeros(num_roles, dtype=torch.int64, device=device),
         PENDING: torch.zeros(num_roles, device=device),
     }
-
-
-def current_scale(amax: Tensor, largest: float, margin: int = 0) -> Tensor:
-    """Returns the scale of an amax, of the same shape, in two operators.
-
-    Numerics:
-        Where the amax is finite and above 0, that of `narrowcast.numerics.scaling.saturating_scale`. An amax of 0 gives
-        the largest float32 and not 1, which zeros do not tell apart. Infinity gives 0 and NaN gives NaN: with the
-        reciprocal as its inverse, all that shares the scale becomes NaN.
-
-    Example:
-        >>> current_scale(torch.tensor([1.0, 2.0, torch.inf]), 448.0).tolist()
-        [448.0, 224.0, 0.0]
-    """
-    return (torch.full_like(amax, largest * 2.0**-margin) / amax).clamp_max_(LARGEST_FLOAT32)
-
-
-def scale_in_use(stored: Tensor, amax: Tensor, largest: float, margin: int = 0) -> Tensor:
-    """Returns the stored scale, or that of the present tensor where none is stored yet; a new tensor, never a view.
-
-    Chosen by `torch.where` and not by Python, so that `torch.compile` sees one graph before and after the first step.
-    """
-    return torch.where(stored > 0, stored, current_scale(amax, largest, margin))
-
-
-def record(pending: Tensor, amax: Tensor) -> None:
-    """Merges amaxes into pending ones, in place; what is not finite is left out."""
-    pending.copy_(torch.maximum(pending, amax.nan_to_num(0.0, 0.0)))
 
 
 class Stateful:
