@@ -76,6 +76,20 @@ def test_history_of_nothing_is_refused(length):  # P-03
         QuantizedFloat8DTypePolicy("float32", length)
 
 
+@pytest.mark.parametrize("margin", [-1, 9, 2000])
+def test_margin_that_leaves_no_scale_is_refused(margin):
+    with pytest.raises(
+        PolicyError, match=rf"margin is out of range\. .*margin={margin}.* Expected an integer from 0 to 8"
+    ):
+        QuantizedFloat8DTypePolicy("float32", margin=margin)
+
+
+def test_largest_float32_has_a_scale_with_a_finite_reciprocal_at_every_margin():
+    smallest = numpy.float32(448 * 2.0**-8) / numpy.finfo(numpy.float32).max
+    assert smallest > 0
+    assert numpy.isfinite(1 / smallest)
+
+
 def test_bool_as_second_argument_is_no_history():
     with pytest.raises(PolicyTypeError, match="amax_history_length=True"):
         QuantizedFloat8DTypePolicy("float32", True)

@@ -166,6 +166,28 @@ def test_tiny_values_keep_zeros_and_stay_finite():
     assert y[1, 0] == 0
 
 
+@pytest.mark.parametrize("factors", [(1e25, 1e25, 1.0), (1e10, 1.0, 1e37), (1e-19, 1e-19, 1e3)], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_factors_whose_product_is_no_float32_are_applied_all_the_same(recipe, factors):
+    x, weight, _, grad = (tensor.detach() for tensor in tensors(4, 8, 8))
+    x, weight, grad = ((tensor / tensor.abs().max()) * f for tensor, f in zip((x, weight, grad), factors, strict=True))
+    x.requires_grad_(), weight.requires_grad_()
+    y = getattr(float8_product, recipe)(x, weight, None, torch.float32)
+    y.backward(grad)
+    x_f, w_f, g_x, w_x, g_w, x_w = RECIPES[recipe]
+    x, weight, x_grad, weight_grad = x.detach(), weight.detach(), x.grad, weight.grad
+    for actual, exact in (
+        (y.detach(), x_f(x, E4M3) @ w_f(weight, E4M3).t()),
+        (x_grad, g_x(grad, E5M2) @ w_x(weight, E4M3)),
+        (weight_grad, g_w(grad, E5M2).t() @ x_w(x, E4M3)),
+    ):
+        overflows = exact.abs() > torch.finfo(torch.float32).max
+        assert not actual[overflows].isfinite().any()
+        # Sums of eight terms of both signs: a few units of float32 of the largest, or of the smallest subnormal.
+        bound = 2.0**-20 * exact[~overflows].abs().max() + 2.0**-145 if not overflows.all() else 0.0
+        assert (actual.double() - exact)[~overflows].abs().le(bound).all()
+
+
 def test_columns_that_lie_as_inputs_first_give_the_same():
     x, weight, bias, grad = tensors(9, 32, 16)
     y = float8_product.by_tensor(x, weight, bias, torch.float32)

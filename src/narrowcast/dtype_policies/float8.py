@@ -15,7 +15,8 @@ __all__ = ["QuantizedFloat8DTypePolicy"]
 _HISTORY = Setting(
     "amax_history_length", "an integer of at least 1, and at most 1,048,576", default=1024, maximum=2**20
 )
-_MARGIN = Setting("margin", "an integer of at least 0", default=0, minimum=0)
+# With more, the scale of the largest float32 would be so small that its reciprocal is infinite.
+_MARGIN = Setting("margin", "an integer from 0 to 8", default=0, minimum=0, maximum=8)
 _ALGORITHM = Choice("amax_compute_algo", ("max", "most_recent"), "max")
 _WIDE_GRADIENT = Choice("high_precision_weight_gradient", (False, True), False)
 
@@ -38,7 +39,7 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
         source_name: in the second form, the float policy to start from, as `DTypePolicy` takes it, or `"keep"`.
         amax_history_length: for how many steps the largest magnitudes are remembered, at least 1; 1024 where it is not
             given. A long history keeps scales steady, a short one follows a change faster. Only for the mode `float8`.
-        margin: powers of two to stay below the largest value, at least 0; 0 where it is not given. Only for `float8`.
+        margin: powers of two to stay below the largest value, from 0 to 8; 0 where it is not given. Only for `float8`.
         amax_compute_algo: whether the scale comes from the `"max"` of the history or from the `"most_recent"` step;
             `"max"` where it is not given. Only for `float8`.
         high_precision_weight_gradient: whether the gradient of the weight is multiplied in the compute dtype and not in

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from narrowcast.dtype_policies import dtypes
+from narrowcast.numerics.scaling import LARGEST_FLOAT32
 from narrowcast.torch.float8_rounding import Format, Number, is_read_free, round_to
 from narrowcast.torch.gemm import SLOW_ON_CPU
 
@@ -31,6 +33,7 @@ __all__ = [
     "learn_devices",
 ]
 
+_SMALLEST_NORMAL = dtypes.get("float32").smallest_normal
 MULTIPLE = 16
 """The inner and the output axis of a real float8 GEMM are multiples of this (cuBLASLt)."""
 
@@ -98,9 +101,9 @@ class Wide(Engine):
     ) -> Tensor:
         """See `Engine.forward`."""
         bias = None if bias is None else bias.float()
-        factor = _one_number(x_inv, weight_inv)
-        if factor is not None:
-            return _scaled_product(x, weight.t(), factor, bias).to(dtype)
+        factors = _two_numbers(x_inv, weight_inv)
+        if factors is not None:
+            return _scaled_product(x, weight.t(), factors, bias).to(dtype)
         x_inv, weight_inv = _along_rows(x_inv), _along_rows(weight_inv)
         if x_inv.numel() == 1:
             return F.linear(x, weight * (x_inv * weight_inv), bias).to(dtype)
@@ -111,9 +114,9 @@ class Wide(Engine):
         self, grad: Tensor, weight: Tensor, grad_inv: Number, weight_inv: Number, dtype: torch.dtype
     ) -> Tensor:
         """See `Engine.grad_input`."""
-        factor = _one_number(grad_inv, weight_inv)
-        if factor is not None:
-            return _scaled_product(grad, weight, factor).to(dtype)
+        factors = _two_numbers(grad_inv, weight_inv)
+        if factors is not None:
+            return _scaled_product(grad, weight, factors).to(dtype)
         grad_inv, weight_inv = _along_rows(grad_inv), _along_rows(weight_inv).t()
         if grad_inv.numel() == 1:
             return torch.mm(grad, weight * (grad_inv * weight_inv)).to(dtype)
@@ -121,19 +124,19 @@ class Wide(Engine):
 
     def grad_weight(self, grad: Tensor, x: Tensor, grad_inv: Number, x_inv: Number, dtype: torch.dtype) -> Tensor:
         """See `Engine.grad_weight`."""
-        factor = _one_number(grad_inv, x_inv)
-        if factor is not None:
-            return _scaled_product(grad.t(), x, factor).to(dtype)
+        factors = _two_numbers(grad_inv, x_inv)
+        if factors is not None:
+            return _scaled_product(grad.t(), x, factors).to(dtype)
         return torch.mm(grad.t(), x).mul_(_along_rows(grad_inv) * _along_rows(x_inv).t()).to(dtype)
 
 
-def _one_number(a_inv: Number, b_inv: Number) -> float | None:
-    """The product of two factors, if it is one number, and reading it costs nothing."""
+def _two_numbers(a_inv: Number, b_inv: Number) -> tuple[float, float] | None:
+    """Two factors of whole tensors as numbers, if reading them costs nothing."""
     if isinstance(a_inv, Tensor) and isinstance(b_inv, Tensor):
         if a_inv.numel() == b_inv.numel() == 1 and is_read_free(a_inv):
-            return a_inv.item() * b_inv.item()
+            return a_inv.item(), b_inv.item()
         return None
-    return float(a_inv) * float(b_inv)
+    return float(a_inv), float(b_inv)
 
 
 def _along_rows(inverse: Number) -> Tensor:
@@ -141,14 +144,20 @@ def _along_rows(inverse: Number) -> Tensor:
     return inverse.reshape(-1, 1) if isinstance(inverse, Tensor) else torch.tensor([[inverse]])
 
 
-def _scaled_product(a: Tensor, b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:
-    """Returns `a @ b * alpha + bias`."""
+def _scaled_product(a: Tensor, b: Tensor, factors: tuple[float, float], bias: Tensor | None = None) -> Tensor:
+    """Returns `a @ b * factors[0] * factors[1] + bias`."""
+    alpha, rest = factors[0] * factors[1], 1.0
     if math.isnan(alpha):  # `addmm` takes no notice of it
         return a.new_full((a.shape[0], b.shape[1]), alpha)
-    if bias is None:
-        # `mm` takes no factor; what is multiplied by a beta of 0 is not read.
-        return torch.addmm(a.new_empty(1), a, b, beta=0.0, alpha=alpha)
-    return torch.addmm(bias, a, b, alpha=alpha)
+    if not _SMALLEST_NORMAL <= alpha <= LARGEST_FLOAT32:  # no float32, while what it is multiplied with may make it one
+        alpha, rest = factors
+    if bias is not None and rest == 1.0:
+        return torch.addmm(bias, a, b, alpha=alpha)
+    # `mm` takes no factor; what is multiplied by a beta of 0 is not read.
+    y = torch.addmm(a.new_empty(1), a, b, beta=0.0, alpha=alpha)
+    if rest != 1.0:
+        y.mul_(rest)
+    return y if bias is None else y.add_(bias)
 
 
 class ScaledOutput(Engine):

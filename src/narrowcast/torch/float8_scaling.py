@@ -70,8 +70,9 @@ def scaling_of(x: Tensor, stored: Number | None, pending: Tensor | None, to: For
         return _by_numbers(max(abs(low.item()), abs(high.item())), stored, pending, to, margin)
     magnitude = amax(x).reshape(1)
     scale = current_scale(magnitude, to.largest, margin)
-    if isinstance(stored, Tensor):
-        scale = torch.where(stored > 0, stored, scale)
+    if stored is not None:
+        held = stored if isinstance(stored, Tensor) else torch.full_like(scale, stored)
+        scale = torch.where(held > 0, held, scale)
     if pending is not None:
         pending.copy_(torch.maximum(pending, magnitude.nan_to_num(0.0, 0.0)))
     # 0 times a magnitude that is not finite is NaN.
@@ -80,6 +81,7 @@ def scaling_of(x: Tensor, stored: Number | None, pending: Tensor | None, to: For
 
 def _by_numbers(magnitude: float, stored: Number | None, pending: Tensor | None, to: Format, margin: int) -> Scaling:
     # Quotients of two float32, computed in double precision and rounded to float32, are the float32 quotients.
+    magnitude = _float32(magnitude)
     if not math.isfinite(magnitude):
         return Scaling(float(stored or 0.0) or 1.0, math.nan, clip=True)
     if pending is not None and magnitude > pending.item():
