@@ -60,7 +60,26 @@ def closest(name: str, candidates: Iterable[str], *, num_results: int = 1) -> li
     """
     import difflib  # only where there is an error to word
 
-    return difflib.get_close_matches(name, list(candidates), n=num_results, cutoff=0.6)
+    known = list(candidates)
+    short = _SHORT_NAMES.get(name.lower())
+    return [short] if short in known else difflib.get_close_matches(name, known, n=num_results, cutoff=0.6)
+
+
+_SHORT_NAMES = {
+    "fp64": "float64",
+    "double": "float64",
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "w8a8": "int8",
+    "w8a16": "int8/weight",
+}
+"""What dtypes and modes are often called, and their names here."""
 
 
 class NarrowcastError(Exception):

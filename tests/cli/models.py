@@ -12,6 +12,19 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 32))
 
 
+def build_at_random() -> nn.Module:
+    """The same architecture with weights that no seed decides."""
+    model = build()
+    torch.seed()
+    return nn.Sequential(*(type(layer)(*_sizes(layer)) for layer in model))
+
+
+def _sizes(layer: nn.Module) -> tuple[int, ...]:
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    return (64,) if isinstance(layer, nn.LayerNorm) else ()
+
+
 def with_nan() -> nn.Module:
     """The same with a weight that cannot be quantized."""
     model = build()
@@ -28,6 +41,11 @@ def batches() -> list[Tensor]:
 def batches_of_nan() -> Tensor:
     """A batch after which no output is finite."""
     return torch.full((2, 64), float("nan"))
+
+
+def batches_of_words() -> list[str]:
+    """What no model takes."""
+    return ["a", "b"]
 
 
 def failing() -> object:

@@ -66,6 +66,8 @@ def test_html_is_written_beside(run: Run, out: Path, tmp_path: Path) -> None:
         ("no_such_module:x", "No module named 'no_such_module'"),
         ("tests.cli.models:NOT_CALLABLE", "callable"),
         ("tests.cli.models:failing", "the disk is gone"),
+        ("tests.cli.models:batchs", "did you mean 'batches'"),
+        ("tests.cli.models:batches_of_words", "Model failed on the inputs"),
     ],
 )
 def test_inputs_that_cannot_be_called_exit_with_1(run: Run, out: Path, address: str, message: str) -> None:
@@ -78,3 +80,10 @@ def test_folder_that_holds_no_model_exits_with_1(run: Run, tmp_path: Path) -> No
     done = run("compare", MODEL, tmp_path / "nothing", *INPUTS)
     assert (done.status, done.out) == (1, "")
     assert "nothing" in done.err
+
+
+def test_a_model_with_other_weights_is_not_compared(run: Run, out: Path) -> None:
+    done = run("compare", "tests.cli.models:build_at_random", out, *INPUTS)
+    assert done.status == 1
+    assert "made of a model with other weights" in done.err
+    assert "set the seed" in done.err

@@ -140,3 +140,15 @@ def test_a_page_that_cannot_be_written_is_an_error_and_nothing_else_is_said_on_s
     done = run("plan", MODEL, "--html", tmp_path / "nowhere" / "plan.html", "--json")
     assert done.status == 1
     assert done.json["error"]["problem"] == "Page cannot be written: No such file or directory"
+
+
+def test_errors_name_the_option_and_not_the_argument(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    narrowcast.write_policy(narrowcast.DTypePolicyMap(None, {"nowhere": "int8"}), path)
+    done = run("plan", MODEL, "--policy", path)
+    assert "or give --no-strict to keep these as warnings" in done.err
+    assert "strict=False" not in run("plan", MODEL, "--policy", path, "--json").json["error"]["message"]
+
+
+def test_short_names_are_understood_in_suggestions(run: Run) -> None:
+    assert "did you mean 'float16'" in run("plan", MODEL, "--policy", "fp16").err

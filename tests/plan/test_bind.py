@@ -377,6 +377,37 @@ def test_findings_become_warnings_when_not_strict() -> None:
     assert bound["layer/0/query"].losers[0].reason == "overlaps with the rule that counts, which comes first"
 
 
+def test_a_mode_without_a_source_beside_a_default_of_another_dtype_is_a_warning() -> None:
+    policies = DTypePolicyMap("mixed_bfloat16", {"layer/./query": "int8"})
+    bound = plan(encoder(2), policies)
+    assert bound["layer/0/query"].given.name == "int8_from_float32"
+    assert bound.warnings == (
+        "Rule 'layer/./query' asks for int8 and names no source policy: 2 layers, the first 'layer/0/query', "
+        "will start from the present dtype, float32, and not from the default; "
+        "for that write 'int8_from_mixed_bfloat16'",
+    )
+
+
+@pytest.mark.parametrize("default", ["float32", "keep", None, "int8"], ids=str)
+def test_a_mode_without_a_source_is_no_warning_where_the_default_says_nothing_else(default: str | None) -> None:
+    assert plan(encoder(2), DTypePolicyMap(default, {"layer/./query": "int8"})).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("query.weight", ".*/query"),
+        ("0.query", ".*/0/query"),
+        ("query/weight", ".*/query"),
+        ("layer/*/que*", "layer/.*/que.*"),
+        ("0/query", ".*/0/query"),
+    ],
+)
+def test_a_key_in_another_syntax_is_told_in_this_one(key: str, hint: str) -> None:
+    (finding,) = _error(encoder(2), {key: "int8"}).findings
+    assert finding == f"Rule '{key}' matches no layer; did you mean {hint!r}?"
+
+
 def test_a_rule_that_matches_and_never_wins_is_a_warning() -> None:
     bound = plan(encoder(1), {"layer/0/query": "int8", "layer/./query": "bfloat16"})
     assert bound.warnings == ("Rule 'layer/./query' matches 1 layer and wins at none: it loses to 'layer/0/query'",)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from narrowcast.errors import PolicyTypeError
 from tests.plan.models import encoder, plan
 
 
@@ -12,6 +15,16 @@ def test_a_plan_does_not_differ_from_itself() -> None:
     assert not difference
     assert len(difference) == 0
     assert str(difference).splitlines()[-1] == "0 layers differ; 24.1 kB -> 24.1 kB (+0 B)"
+
+
+def test_no_difference_is_one_line() -> None:
+    bound = plan(encoder(), "int8")
+    assert str(bound.diff(bound)).startswith("0 layers differ; ")
+
+
+def test_only_plans_are_compared() -> None:
+    with pytest.raises(PolicyTypeError, match=r"Only plans can be compared. Got other=\{'head': 'int8'\}"):
+        plan(encoder(), "int8").diff({"head": "int8"})  # type: ignore[arg-type]
 
 
 def test_differences_are_told_by_path() -> None:

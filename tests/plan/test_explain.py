@@ -59,7 +59,7 @@ def test_an_explanation_tells_what_the_site_carries_now() -> None:
 
 
 def test_the_root_can_be_explained() -> None:
-    assert str(plan(encoder(), {}).explain("")).startswith("(the root): container, net.Container")
+    assert str(plan(encoder(), {}).explain("")).startswith("(root): container, net.Container")
 
 
 def test_an_explanation_is_data_too() -> None:

@@ -78,6 +78,13 @@ def test_trees_are_values() -> None:
     assert pickle.loads(pickle.dumps(encoder())) == encoder()
 
 
+def test_a_tree_is_read_as_a_table() -> None:
+    lines = str(encoder(2)).splitlines()
+    assert lines[0].split() == ["path", "layers", "kind", "class", "parameters", "bytes"]
+    assert any(line.startswith("layer/{0,1}/query") for line in lines)
+    assert "<table" in encoder(2)._repr_html_()
+
+
 def test_an_absent_path_is_an_error_with_the_nearest() -> None:
     with pytest.raises(PathError) as caught:
         encoder()["layer/0/quary"]

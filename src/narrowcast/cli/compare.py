@@ -11,6 +11,7 @@ from narrowcast import frameworks
 from narrowcast.cli.arguments import AsJson, Html, Model
 from narrowcast.cli.inputs import call_address, open_model
 from narrowcast.cli.terminal import DOES_NOT_HOLD, Terminal, reports_errors
+from narrowcast.errors import ModelError, NarrowcastError
 from narrowcast.report import Check, page
 from narrowcast.report.comparison import comparison_report, layers_table
 
@@ -53,11 +54,21 @@ def compare(
     with terminal.working("Loading the models"):
         reference = open_model(model, weights=True)
         other = frameworks.load(open_model(model, weights=True), out)
-    batches = call_address(inputs)
     from narrowcast.observe import compare as comparing
 
+    comparing.check_origin(reference, other)
+    batches = comparing.each_batch(call_address(inputs))
     with terminal.working("Running both models"):
-        found = comparing.compare(reference, other, comparing.each_batch(batches))
+        try:
+            found = comparing.compare(reference, other, batches)
+        except NarrowcastError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"Model failed on the inputs: {type(error).__name__}: {error}",
+                got={"inputs": inputs},
+                expected="batches that the model takes: a tensor, a tuple of arguments or a mapping of keywords",
+            ) from error
     checks = [
         Check(
             "Every output is finite", found.outputs.is_finite, "finite" if found.outputs.is_finite else "not", "finite"

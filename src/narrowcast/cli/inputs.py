@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.dtype_policies import files
-from narrowcast.errors import ModelError, PolicyFileError, UnsupportedError
+from narrowcast.errors import ModelError, PolicyFileError, UnsupportedError, closest
 
 __all__ = ["call_address", "need_torch", "open_model", "read_policy"]
 
@@ -71,14 +71,18 @@ def call_address(address: str) -> Any:
         raise ModelError(
             "Address of the inputs is not one", got={"inputs": address}, expected="package.module:callable"
         )
+    found: Any = None
     try:
         found = importlib.import_module(module_name)
         for name in attribute.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
+        near = closest(getattr(error, "name", None) or "", dir(found)) if isinstance(error, AttributeError) else []
         raise ModelError(
             f"Address of the inputs cannot be imported: {error}",
             got={"inputs": address},
+            expected="package.module:callable" if near else "",
+            suggestion=near[0] if near else None,
             fix="Check the name, and run from the folder that holds the module",
         ) from error
     if not callable(found):

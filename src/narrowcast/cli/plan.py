@@ -11,10 +11,8 @@ from narrowcast.cli.arguments import AsJson, Fallback, FallbackOption, Html, Mod
 from narrowcast.cli.inputs import open_model, read_policy
 from narrowcast.cli.terminal import Terminal, reports_errors
 from narrowcast.plan.plan import Plan
-from narrowcast.plan.table import Table
 from narrowcast.plan.tree import Tree
 from narrowcast.report import Report, Section, page, read_environment
-from narrowcast.report.trees import tree_table
 
 __all__ = ["plan"]
 
@@ -50,7 +48,7 @@ def plan(
             found = frameworks.plan(opened, read_policy(policy), strict=strict, fallback=fallback.value)
         for warning in found.warnings:
             terminal.note(f"warning: {warning}", style="yellow")
-    table = _table(found, every=every)
+    table = found.table(every=every)
     terminal.show(table)
     if html is not None:
         title = f"{tree.name}: layers" if policy is None else f"{tree.name}: plan for {policy}"
@@ -59,7 +57,3 @@ def plan(
         )
         terminal.write_page(page(report), html)
     terminal.data(found.to_json())
-
-
-def _table(found: Tree | Plan, *, every: bool) -> Table:
-    return tree_table(found, every=every) if isinstance(found, Tree) else found.table(every=every)

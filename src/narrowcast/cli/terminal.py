@@ -24,6 +24,8 @@ DOES_NOT_HOLD = 1
 """The exit status where what was asked does not hold. Wrong usage is 2, which typer gives."""
 
 Parameters = ParamSpec("Parameters")
+_AS_OPTION = ("plan with strict=False", "give --no-strict")
+"""What an error advises in Python, and what that is on the command line."""
 
 
 class Terminal:
@@ -97,7 +99,7 @@ def reports_errors(verb: Callable[Parameters, None]) -> Callable[Parameters, Non
         except NarrowcastError as error:
             terminal = Terminal(as_json=bool(kwargs.get("as_json")))
             terminal.data({"error": _parts(error)})
-            terminal.err.print(Text("error: ", style="bold red") + Text(str(error)))
+            terminal.err.print(Text("error: ", style="bold red") + Text(str(error).replace(*_AS_OPTION)))
             raise typer.Exit(DOES_NOT_HOLD) from None
 
     return run
@@ -106,11 +108,11 @@ def reports_errors(verb: Callable[Parameters, None]) -> Callable[Parameters, Non
 def _parts(error: NarrowcastError) -> dict[str, Any]:
     return {
         "class": type(error).__name__,
-        "message": str(error),
+        "message": str(error).replace(*_AS_OPTION),
         "problem": error.problem,
         "got": {name: repr(value) for name, value in error.got.items()},
         "expected": error.expected,
         "suggestion": error.suggestion,
-        "fix": error.fix,
+        "fix": error.fix.replace(*_AS_OPTION),
         "findings": list(getattr(error, "findings", getattr(error, "differences", ()))),
     }

@@ -12,17 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from narrowcast.dtype_policies.expression import Characters, Concatenation, Node, parse
 from narrowcast.dtype_policies.runaway import RunawayError, estimate_seconds
 from narrowcast.errors import PatternError, PolicyError
 
-__all__ = ["MAX_KEY_LENGTH", "MAX_PATH_LENGTH", "Pattern", "PatternIndex"]
+__all__ = ["MAX_KEY_LENGTH", "MAX_PATH_LENGTH", "USUAL_PATH_LENGTH", "Pattern", "PatternIndex"]
 
 MAX_KEY_LENGTH = 1024
 """The longest key that a map takes, in characters."""
 MAX_PATH_LENGTH = 1024
 """The longest path that is looked up, in characters."""
+USUAL_PATH_LENGTH = 256
+"""The longest path that every pattern is tried on. One such as `.*/attn/.*_proj/.*x`, with three parts that can stop
+anywhere, takes some hundredths of a second on it, and too long on one of `MAX_PATH_LENGTH`."""
+_STAR_FIX = "Write .* for any text: a key is no shell pattern"
+_ESCAPE_FIX = "Escape characters that are meant literally with a backslash, or use `re.escape`"
 _SIZE = 3  # characters of a feature that is no whole segment: shorter ones are shared by too many paths
 _CROWDED = 8  # patterns under one feature, from which cutting every path into pieces is worth its time
 
@@ -39,12 +45,19 @@ class _Where(Enum):
 _Feature = tuple[_Where, str]
 
 
+class _Limit(NamedTuple):
+    """The paths on which a pattern's time is bounded: their greatest length, and whether they are of one line only."""
+
+    length: int
+    is_for_one_line: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     expression: re.Pattern[str]
     features: tuple[_Feature, ...]
     longest: str
-    is_for_one_line: bool
+    limit: _Limit
 
 
 class Pattern:
@@ -85,8 +98,8 @@ class Pattern:
         """Says whether the pattern matches the whole of `path`.
 
         Raises:
-            PolicyError: the path is longer than `MAX_PATH_LENGTH`, or holds a line feed with which this pattern could
-                take too long.
+            PolicyError: the path is longer than `MAX_PATH_LENGTH`; or it is longer than `USUAL_PATH_LENGTH`, or holds a
+                line feed, and this pattern could take too long on it.
         """
         _check(path)
         return self._matches(path)
@@ -95,7 +108,14 @@ class Pattern:
         compiled = self._compiled
         if compiled.longest not in path:
             return False
-        if compiled.is_for_one_line and "\n" in path:
+        if len(path) > compiled.limit.length:
+            raise PolicyError(
+                f"Path is too long for the pattern {self.key!r}, which could take too long on it",
+                got={"length": len(path), "path": path[:60] + "…"},
+                expected=f"at most {compiled.limit.length} characters",
+                fix="Use [^/]* for one part of a path instead of .* in the pattern",
+            )
+        if compiled.limit.is_for_one_line and "\n" in path:
             raise PolicyError(
                 f"Path holds a line feed, with which the pattern {self.key!r} could take too long",
                 got={"path": path},
@@ -122,11 +142,11 @@ def _compile(key: str) -> _Compiled:
             f"Key is not a regular expression: {error}",
             got={"key": key},
             expected="a regular expression of Python's re, or an exact path",
-            fix="Escape characters that are meant literally with a backslash, or use `re.escape`",
+            fix=_STAR_FIX if key.startswith("*") else _ESCAPE_FIX,
         ) from None
     try:
         node = parse(key)
-        is_for_one_line = _check_runaway(node, expression.groups)
+        limit = _limit(node, expression.groups)
     except RunawayError as error:
         raise PatternError(
             f"Key can backtrack without end: {error}",
@@ -141,17 +161,24 @@ def _compile(key: str) -> _Compiled:
             fix="Write it in a simpler form",
         ) from None
     longest = max((text for text, _, _ in _runs(node)), key=len, default="")
-    return _Compiled(expression, tuple(dict.fromkeys(_features(node))), longest, is_for_one_line)
+    return _Compiled(expression, tuple(dict.fromkeys(_features(node))), longest, limit)
 
 
-def _check_runaway(node: Node, num_groups: int) -> bool:
-    """Whether the pattern is bounded on paths of one line only; raises `RunawayError` if it is not even there."""
-    try:
-        estimate_seconds(node, MAX_PATH_LENGTH, is_one_line=False, num_groups=num_groups)
-    except RunawayError:
-        estimate_seconds(node, MAX_PATH_LENGTH, is_one_line=True, num_groups=num_groups)
-        return True
-    return False
+_LIMITS = [
+    _Limit(length, is_one_line) for length in (MAX_PATH_LENGTH, USUAL_PATH_LENGTH) for is_one_line in (False, True)
+]
+
+
+def _limit(node: Node, num_groups: int) -> _Limit:
+    """The widest limit within which the pattern is bounded; raises `RunawayError` if there is none."""
+    for limit in _LIMITS[:-1]:
+        try:
+            estimate_seconds(node, limit.length, is_one_line=limit.is_for_one_line, num_groups=num_groups)
+        except RunawayError:
+            continue
+        return limit
+    estimate_seconds(node, _LIMITS[-1].length, is_one_line=True, num_groups=num_groups)
+    return _LIMITS[-1]
 
 
 def _check(path: str) -> None:
@@ -248,7 +275,8 @@ class PatternIndex:
         """Returns the keys of all patterns that match the whole of `path`, in the order in which they were added.
 
         Raises:
-            PolicyError: the path is longer than `MAX_PATH_LENGTH`.
+            PolicyError: the path is longer than `MAX_PATH_LENGTH`, or a pattern could take too long on it; see
+                `Pattern.matches`.
         """
         _check(path)
         found = [key for key, pattern in self._unfiled.items() if pattern._matches(path)]

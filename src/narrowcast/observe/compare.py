@@ -21,7 +21,7 @@ from narrowcast.frameworks import plan_of
 from narrowcast.observe.latency import measure
 from narrowcast.report.comparison import Comparison, LayerError, OutputError
 
-__all__ = ["call", "compare", "each_batch", "floats_in"]
+__all__ = ["call", "check_origin", "compare", "each_batch", "floats_in"]
 
 
 @dataclass
@@ -68,6 +68,30 @@ class _Sums:
         if norms:
             return self.product / norms
         return 1.0 if self.reference == self.other else 0.0
+
+
+def check_origin(reference: nn.Module, other: nn.Module) -> None:
+    """Makes sure that a model was made of `reference`: what policies leave as it is has the same values in both.
+
+    Raises:
+        ModelError: a tensor of one name, dtype and shape differs.
+    """
+    ours = other.state_dict()
+    differing = [
+        name
+        for name, tensor in reference.state_dict().items()
+        if isinstance(found := ours.get(name), Tensor)
+        and found.dtype is tensor.dtype
+        and found.shape == tensor.shape
+        and not torch.allclose(found, tensor, rtol=0.0, atol=0.0, equal_nan=True)
+    ]
+    if differing:
+        raise ModelError(
+            "The saved model was made of a model with other weights",
+            got={"tensors that differ": len(differing), "first": differing[0]},
+            expected="tensors that no policy changes to be the same in both",
+            fix="Compare with the very model that was saved; a callable that draws its weights has to set the seed",
+        )
 
 
 def compare(reference: nn.Module, other: nn.Module, batches: Iterable[Any], *, budget_s: float = 10.0) -> Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowcast.observe.records import TENSORS, Observation, Summary, decibels
+from narrowcast.plan.table import ROOT
 from narrowcast.report import Curve, Curves, Fact, Figure, Report, Section, page, read_environment
 
 __all__ = ["summary_page"]
@@ -18,7 +19,7 @@ def summary_page(summary: Summary, *, max_sites: int = 12) -> str:
     # Sites whose error is not known come last, in the model's order.
     ranked = sorted(sites, key=lambda path: min((o.sqnr_db for o in sites[path] if o.sqnr_db is not None), default=1e9))
     drawn = ranked[:max_sites]
-    figures = [figure for path in drawn for figure in _figures(path or "(root)", sites[path])]
+    figures = [figure for path in drawn for figure in _figures(path or ROOT, sites[path])]
     left_out = len(sites) - len(drawn)
     report = Report(
         title=f"What {summary.model} loses to narrow dtypes",

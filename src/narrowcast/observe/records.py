@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.plan.table import Column, Table
+from narrowcast.plan.table import ROOT, Column, Table
 
 __all__ = ["TENSORS", "Observation", "Point", "Summary"]
 
@@ -86,7 +86,7 @@ class Observation:
     @property
     def place(self) -> str:
         """The site and the tensor in words."""
-        return f"{self.path or '(root)'}, {self.tensor}"
+        return f"{self.path or ROOT}, {self.tensor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Summary:
         for one in self.observations:
             rows.append(
                 (
-                    (one.path or "(root)") if one.path != before else "",
+                    (one.path or ROOT) if one.path != before else "",
                     one.tensor,
                     one.dtype,
                     f"{one.amax:.3g}",

@@ -8,7 +8,7 @@ from typing import Any
 from narrowcast.plan.estimate import Totals
 from narrowcast.plan.folding import fold_paths
 from narrowcast.plan.plan import Plan, Row
-from narrowcast.plan.table import Column, Table, format_bytes
+from narrowcast.plan.table import ROOT, Column, Table, format_bytes
 
 __all__ = ["Difference", "SiteDifference", "compare"]
 
@@ -97,7 +97,7 @@ class Difference:
             for path, count in _folded([site.path for site in sites]):
                 share = count / len(sites)
                 sizes = (format_bytes(round(old * share)), format_bytes(round(new * share)))
-                rows.append((path or "(root)", str(count), *said[:4], *sizes))
+                rows.append((path or ROOT, str(count), *said[:4], *sizes))
         first, second = self.old.bytes_after, self.new.bytes_after
         change = f"{'+' if second >= first else '-'}{format_bytes(abs(second - first))}"
         hidden = len(self.sites) - len(shown)
@@ -143,7 +143,7 @@ def _policy(row: Row | None) -> str:
 
 
 def _rule(row: Row | None) -> str:
-    return "" if row is None or row.rule is None else row.rule or "(root)"
+    return "" if row is None or row.rule is None else row.rule or ROOT
 
 
 def _folded(paths: list[str]) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.plan import Row
 from narrowcast.plan.resolve import quoted
-from narrowcast.plan.table import format_bytes
+from narrowcast.plan.table import ROOT, format_bytes, format_shape
 
 __all__ = ["Explanation"]
 
@@ -28,11 +28,11 @@ class Explanation:
 
     def __str__(self) -> str:
         row, site = self.row, self.row.site
-        lines = [f"{self.path or '(the root)'}: {' and '.join(site.kinds)}, {site.class_name}"]
+        lines = [f"{self.path or ROOT}: {' and '.join(site.kinds)}, {site.class_name}"]
         facts = [
-            ("also at", ", ".join(path or "(the root)" for path in site.paths if path != self.path)),
+            ("also at", ", ".join(path or ROOT for path in site.paths if path != self.path)),
             ("tied", "; ".join(" = ".join(names) for names in site.tied)),
-            ("holds", ", ".join(f"{p.name} {_shape(p.shape)} {p.dtype}" for p in site.parameters)),
+            ("holds", ", ".join(f"{p.name} {format_shape(p.shape)} {p.dtype}" for p in site.parameters)),
             ("carries", "" if site.policy is None else site.policy.name),
             ("asked", self._asked()),
             *(("lost", f"rule {quoted(loser.rule)} ({loser.policy.name}): {loser.reason}") for loser in row.losers),
@@ -81,7 +81,3 @@ def _dtypes(policy: DTypePolicy) -> str:
     if policy.compute_dtype is None:
         return ""
     return f" (computes in {policy.compute_dtype}, variables in {policy.variable_dtype})"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) if shape else "scalar"

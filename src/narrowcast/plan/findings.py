@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, keep, registry
 from narrowcast.plan.carrier import Status
-from narrowcast.plan.nearest import nearest_paths
+from narrowcast.plan.nearest import meant
 from narrowcast.plan.outcome import Outcome
 from narrowcast.plan.resolve import SAME, Choice, Resolver, quoted
 from narrowcast.plan.tree import Site, Tree
@@ -51,6 +51,10 @@ class Findings:
 
     def __init__(self, resolver: Resolver, policies: DTypePolicyMap) -> None:
         self._resolver = resolver
+        default = resolver.default
+        self._float_default = (
+            default if default is not None and default.source is None and default is not keep else None
+        )
         self._optional = policies.optional
         self._overlaps: dict[tuple[tuple[str, ...], bool], tuple[_Group, tuple[str, ...]]] = {}
         self._conflicts: dict[str, _Group] = {}
@@ -59,6 +63,7 @@ class Findings:
         self._refused: dict[str | None, _Group] = {}
         self._matched: dict[str, int] = {}
         self._beaten: dict[str, dict[str, None]] = {}
+        self._beside_default: dict[tuple[str, str], _Group] = {}
 
     def add(self, site: Site, choice: Choice, outcome: Outcome) -> None:
         """Adds one site, what the map says of it, and what comes of that."""
@@ -79,6 +84,9 @@ class Findings:
         if outcome.conflict:
             self._conflicts.setdefault(f"{_by(choice.rule)} {outcome.conflict}", _Group(site.path)).add()
         self._count(choice.rule, site, outcome)
+        source = outcome.given.source
+        if choice.rule is not None and choice.asked.source is keep and source not in (None, keep, self._float_default):
+            self._beside_default.setdefault((choice.rule, str(source and source.name)), _Group(site.path)).add()
         if outcome.status is Status.FELL_BACK:
             self._fallbacks.setdefault((_by(choice.rule), outcome.reason), _Group(site.path)).add()
 
@@ -105,7 +113,15 @@ class Findings:
             yield f"{rule} cannot be carried out at {group.where()}: {reason}"
 
     def warnings(self) -> Iterator[str]:
-        """Yields what is no error: rules that match and never win."""
+        """Yields what is no error: rules that never win, modes that start from another dtype than the default."""
+        default = self._float_default
+        for (rule, source), group in self._beside_default.items() if default is not None else ():
+            policy = self._resolver.rules[rule]
+            mode, full = registry.mode_of(policy).name, policy.with_source(default).name  # type: ignore[attr-defined]
+            yield (
+                f"{_by(rule)} asks for {mode} and names no source policy: {group.where()}, will start from the present "
+                f"dtype, {source}, and not from the default; for that write {quoted(full)}"
+            )
         for rule in self._resolver.rules:
             if rule in self._matched and rule not in self._given and rule not in self._refused:
                 beaten_by = ", ".join(quoted(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
@@ -127,7 +143,7 @@ class Findings:
     def _unmatched(self, tree: Tree) -> Iterator[str]:
         rules = [key for key in self._resolver.rules if key not in self._matched and key not in self._optional]
         for number, key in enumerate(rules):
-            near = nearest_paths(key, tree.paths) if number < _MAX_SUGGESTIONS else []
+            near = meant(key, tree.paths) if number < _MAX_SUGGESTIONS else []
             hint = f"; did you mean {_either(near)}?" if near else ""
             yield f"Rule {quoted(key)} matches no layer{hint}"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.folding import fold, fold_paths
-from narrowcast.plan.table import Column, Table, format_bytes
+from narrowcast.plan.table import ROOT, Column, Table, format_bytes
 
 if TYPE_CHECKING:
     from narrowcast.plan.plan import Plan, Row
@@ -58,12 +58,12 @@ def _cells(group: Sequence[Row], notes: dict[str, int]) -> tuple[str, ...]:
     path = fold_paths([row.path for row in group])[0] if len(group) > 1 else first.path
     others = [other for other in first.site.paths if other != first.path] if len(group) == 1 else []
     return (
-        (path or "(root)") + (f" = {', '.join(others)}" if others else ""),
+        (path or ROOT) + (f" = {', '.join(others)}" if others else ""),
         str(len(group)),
         " and ".join(first.site.kinds),
         first.given.name + (" (casts inputs)" if first.casts_inputs else ""),
         first.status.value,
-        "" if first.rule is None else first.rule or "(root)",
+        "" if first.rule is None else first.rule or ROOT,
         format_bytes(before) if first.site.parameters else "",
         format_bytes(after) if first.site.parameters else "",
         " ".join(str(notes.setdefault(note, len(notes) + 1)) for note in _notes(first)),

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, deserialize, serialize
+from narrowcast.errors import PolicyTypeError
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.estimate import Totals, total
 from narrowcast.plan.table import Table
@@ -225,7 +226,18 @@ class Plan:
         return Explanation(path, self[path])
 
     def diff(self, other: Plan) -> Difference:
-        """Says what is otherwise in `other`: by path and in total, as a table and as data."""
+        """Says what is otherwise in `other`: by path and in total, as a table and as data.
+
+        Raises:
+            PolicyTypeError: `other` is no plan.
+        """
+        if not isinstance(other, Plan):
+            raise PolicyTypeError(
+                "Only plans can be compared",
+                got={"other": other},
+                expected="a plan of the same model",
+                fix="Make it first: narrowcast.plan(model, policy)",
+            )
         from narrowcast.plan.diff import compare
 
         return compare(self, other)

@@ -57,7 +57,7 @@ class Table:
                 raise ValueError(f"A row has {len(row)} cells where the table has {len(self.columns)} columns: {row!r}")
 
     def to_text(self, width: int | None = None) -> str:
-        """Returns the table as lines of plain text, without blanks at their ends.
+        """Returns the table as lines of plain text, without blanks at their ends; the footer alone where no row is.
 
         Args:
             width: the most characters a line should have; columns that `can_wrap` are narrowed to meet it, down to 12
@@ -65,8 +65,9 @@ class Table:
         """
         widths = self._widths(width)
         lines = [self.title] if self.title else []
-        lines += self._lines([column.title for column in self.columns], widths)
-        lines.append("  ".join("─" * w for w in widths))
+        if self.rows or not self.footer:
+            lines += self._lines([column.title for column in self.columns], widths)
+            lines.append("  ".join("─" * w for w in widths))
         for row in self.rows:
             lines += self._lines(list(row), widths)
         lines += self.footer
@@ -121,6 +122,20 @@ class Table:
             ]
             lines.append("  ".join(aligned))
         return lines
+
+
+ROOT = "(root)"
+"""How tables call the model itself, whose path is empty."""
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Returns a shape as it is read aloud.
+
+    Example:
+        >>> format_shape((256, 64)), format_shape(())
+        ('256×64', 'scalar')
+    """
+    return "×".join(map(str, shape)) if shape else "scalar"
 
 
 def format_bytes(num_bytes: int) -> str:

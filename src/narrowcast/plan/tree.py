@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narrowcast.dtype_policies import DTypePolicy, deserialize, dtypes, serialize
 from narrowcast.errors import PathError, closest
+
+if TYPE_CHECKING:
+    from narrowcast.plan.table import Table
 
 __all__ = ["KINDS", "Member", "Parameter", "Site", "Tree"]
 
@@ -239,6 +242,23 @@ class Tree:
         if not all(site.members for site in sites):
             raise ValueError("a site has no member")
         return cls(sites, data["framework"], data["name"])
+
+    def __str__(self) -> str:
+        return self.table().to_text()
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html()
+
+    def table(self, *, every: bool = False) -> Table:
+        """Returns the layers as a table: the paths that rules are written for, and what stands there.
+
+        Args:
+            every: whether each layer has a row of its own, those without parameters too. Otherwise layers that differ
+                only in the numbers of their paths are one row.
+        """
+        from narrowcast.plan.tree_table import tree_table
+
+        return tree_table(self, every=every)
 
     def __len__(self) -> int:
         return len(self.sites)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from narrowcast.plan.table import Column, Table, format_bytes
+from narrowcast.plan.table import ROOT, Column, Table, format_bytes
 from narrowcast.report.environment import read_environment
 from narrowcast.report.records import Bars, Check, Fact, Latency, Report, Section, Series
 
@@ -100,7 +100,7 @@ def layers_table(found: Comparison) -> Table:
         Column("calls", is_right=True),
     )
     rows = tuple(
-        (layer.path or "(root)", layer.policy, _error(layer.own), _error(layer.accumulated), str(layer.num_calls))
+        (layer.path or ROOT, layer.policy, _error(layer.own), _error(layer.accumulated), str(layer.num_calls))
         for layer in found.layers
     )
     return Table(columns, rows, (f"{len(rows)} layers with a policy, {found.num_batches} batches",))
@@ -128,7 +128,7 @@ def comparison_report(found: Comparison, *, title: str, checks: tuple[Check, ...
         Bars(
             "The layers with the largest own error",
             "relative error",
-            tuple(layer.path or "(root)" for layer in worst),
+            tuple(layer.path or ROOT for layer in worst),
             (
                 Series("accumulated", tuple(layer.accumulated or 0.0 for layer in worst)),
                 Series("own", tuple(layer.own or 0.0 for layer in worst)),

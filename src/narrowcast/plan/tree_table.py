@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from narrowcast.plan.folding import fold, fold_paths
-from narrowcast.plan.table import Column, Table, format_bytes
-from narrowcast.plan.tree import Site, Tree
+from narrowcast.plan.table import ROOT, Column, Table, format_bytes, format_shape
+
+if TYPE_CHECKING:
+    from narrowcast.plan.tree import Site, Tree
 
 __all__ = ["tree_table"]
 
@@ -22,12 +25,7 @@ _COLUMNS = (
 
 
 def tree_table(tree: Tree, *, every: bool = False) -> Table:
-    """Returns one row a layer, layers that differ only in the numbers of their paths folded into one.
-
-    Args:
-        tree: the tree.
-        every: whether each layer has a row of its own, those without parameters too.
-    """
+    """Returns one row a layer, layers that differ only in the numbers of their paths one row. See `Tree.table`."""
     shown = [site for site in tree if every or site.parameters or site.policy is not None] or list(tree)
     groups = [[site] for site in shown] if every else fold(shown, path=lambda site: site.path, alike=_said)
     cells = [_cells(group) for group in groups]
@@ -53,11 +51,11 @@ def _cells(group: Sequence[Site]) -> tuple[str, ...]:
     path = fold_paths([site.path for site in group])[0]
     others = first.paths[1:]
     return (
-        (path or "(root)") + (f" = {', '.join(others)}" if others else ""),
+        (path or ROOT) + (f" = {', '.join(others)}" if others else ""),
         str(len(group)),
         " and ".join(first.kinds),
         first.class_name.rsplit(".", 1)[-1],
-        ", ".join(f"{p.name} {_shape(p.shape)} {p.dtype}" for p in first.parameters),
+        ", ".join(f"{p.name} {format_shape(p.shape)} {p.dtype}" for p in first.parameters),
         (first.policy.name or "") if first.policy is not None else "",
         format_bytes(sum(site.num_bytes for site in group)) if first.parameters else "",
     )
@@ -67,7 +65,3 @@ def _footer(tree: Tree, *, num_hidden: int) -> str:
     num_parameters = sum(parameter.num_elements for site in tree for parameter in site.parameters)
     hidden = f"; {num_hidden:,} without parameters not shown" if num_hidden else ""
     return f"{tree.name}: {len(tree):,} layers, {num_parameters:,} parameters, {format_bytes(tree.num_bytes)}{hidden}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) if shape else "scalar"

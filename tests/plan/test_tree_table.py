@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.tree import Member, Parameter, Site, Tree
-from narrowcast.report.trees import tree_table
+from narrowcast.plan.tree_table import tree_table
 
 WEIGHT = Parameter("weight", (8, 4), "float32")
 
