@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,17 @@ def test_loading_by_assignment_keeps_the_clock_going():
     layer(torch.full((1, 4), 9.0)).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.0).step()
     assert history(layer) == [6.0, 7.0, 4.0, 9.0]
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_a_model_on_the_meta_device_takes_its_state_by_assignment_and_trains_on(with_state):
+    given = {name: t for name, t in linear(4, values=(2.0,)).state_dict().items() if with_state or "float8" not in name}
+    layer = linear(4, values=()).to("meta")
+    with nullcontext() if with_state else pytest.warns(UserWarning, match="starts anew"):
+        layer.load_state_dict(given, assign=True, strict=with_state)
+    layer(torch.full((1, 4), 9.0)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.0).step()
+    assert history(layer) == ([0.0, 0.0, 2.0, 9.0] if with_state else [0.0, 0.0, 0.0, 9.0])
 
 
 def test_a_saved_folder_without_its_state_is_refused(tmp_path):

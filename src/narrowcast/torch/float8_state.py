@@ -110,6 +110,7 @@ class Stateful:
             name: state_dict[prefix + name] for name in (SCALE, HISTORY, INDEX, PENDING) if prefix + name in state_dict
         }
         present = {name: getattr(self, name) for name in (SCALE, HISTORY, INDEX, PENDING)}
+        assigns = local_metadata.get("assign_to_params_buffers", False)
         fitted: Mapping[str, Tensor] | None = None
         if {SCALE, HISTORY, INDEX} <= set(given):
             problem = layout_problem(given, present)
@@ -119,10 +120,11 @@ class Stateful:
             else:
                 fitted = fit(given, present[HISTORY].shape[1])
         else:
-            brings_weights = any(prefix + name in state_dict for name in self._parameters)  # type: ignore[attr-defined]
-            if brings_weights:
+            weights = [state_dict[prefix + name] for name in self._parameters if prefix + name in state_dict]  # type: ignore[attr-defined]
+            if weights:
                 warnings.warn(_RESET, stacklevel=2)
-                fitted = {name: torch.zeros_like(tensor) for name, tensor in present.items()}
+                device = weights[0].device if assigns else None
+                fitted = {name: torch.zeros_like(tensor, device=device) for name, tensor in present.items()}
         # What follows loads the parameters and finds the state, in the shapes that it has to have.
         present_keys = {prefix + name: tensor for name, tensor in (fitted or present).items() if name != PENDING}
         super()._load_from_state_dict(  # type: ignore[misc]
@@ -130,7 +132,9 @@ class Stateful:
         )
         if prefix + PENDING in unexpected_keys:
             unexpected_keys.remove(prefix + PENDING)
-        if fitted is not None:
+        if fitted is not None and assigns:
+            self.float8_pending_amax = fitted[PENDING].detach()
+        elif fitted is not None:
             with torch.no_grad():
                 self.float8_pending_amax.copy_(fitted[PENDING])
 
