@@ -248,8 +248,8 @@ class Arena:
             layer._buffers[HISTORY] = self.history[own]
             layer._buffers[INDEX] = self.index[own, 0]
             row = own.stop
-        self._tensors = [_tensors(layer) for layer in layers]
-        self._addresses = [layer._buffers[HISTORY].data_ptr() for layer in layers]
+        self._tensors = _tensors(layers)
+        self._addresses = [history.data_ptr() for history in self._tensors[0]]
         largest = [to.largest * 2.0 ** -layers[0]._float8_margin for _, to in ROLES]
         self._largest = torch.tensor(largest * (row // len(largest)), device=self.history.device)
 
@@ -262,14 +262,18 @@ class Arena:
 
     def is_current(self) -> bool:
         """Whether the layers' buffers are still the ones that this moves on."""
-        for reference, tensors, address in zip(self._layers, self._tensors, self._addresses, strict=True):
-            layer = reference()
-            if layer is None:
-                continue
-            present = _tensors(layer)
-            if not all(map(operator.is_, present, tensors)) or tensors[0].data_ptr() != address:
-                return False
-        return True
+        # Asked at every step for every layer, so that loops are written as the interpreter runs them fastest.
+        layers = [reference() for reference in self._layers]
+        if None in layers:
+            living = [index for index, layer in enumerate(layers) if layer is not None]
+            present = _tensors([layers[index] for index in living])
+            expected = [[tensors[index] for index in living] for tensors in self._tensors]
+            addresses = [self._addresses[index] for index in living]
+        else:
+            present, expected, addresses = _tensors(layers), self._tensors, self._addresses
+        return all(
+            all(map(operator.is_, ours, theirs)) for ours, theirs in zip(present, expected, strict=True)
+        ) and addresses == [history.data_ptr() for history in present[0]]
 
     def has_seen(self) -> bool:
         """Whether any layer has seen something since the last advance."""
@@ -294,7 +298,7 @@ class Arena:
         self.history.scatter_(1, self.index, entry.unsqueeze(1))
         magnitude = self.history.amax(1) if self._use_max else pending
         fresh = (self._largest / magnitude).clamp_max_(LARGEST_FLOAT32)
-        self.scale.copy_(torch.where(moves, fresh, self.scale))
+        torch.where(moves, fresh, self.scale, out=self.scale)
         self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
         torch._foreach_zero_(self.pending)
         if only is not None:
@@ -303,9 +307,11 @@ class Arena:
                     pending.copy_(before)
 
 
-def _tensors(layer: Any) -> tuple[Any, ...]:
-    buffers = layer._buffers
-    return buffers.get(HISTORY), buffers.get(SCALE), buffers.get(INDEX), layer.__dict__.get(PENDING)
+def _tensors(layers: list[Any]) -> list[list[Any]]:
+    """The four tensors of every layer, by kind, the histories first; `None` where a layer has lost one."""
+    buffers = [layer._buffers for layer in layers]
+    pending = [layer.__dict__.get(PENDING) for layer in layers]
+    return [*([own.get(name) for own in buffers] for name in (HISTORY, SCALE, INDEX)), pending]
 
 
 def _current() -> list[Arena]:
