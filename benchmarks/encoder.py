@@ -92,7 +92,7 @@ def main() -> None:
             {name: call(model, inputs) for name, model in models.items()},
             num_rounds=options.rounds * (4 if num_texts == 1 else 1),
             budget_s=150,
-            num_warmups=4,
+            num_warmups=1,
         )
         for name, latency in found.items():
             medians.setdefault(name, {})[shape] = latency.median_ms
