@@ -99,8 +99,8 @@ def main() -> None:
         if ratio < WANTED:
             needed = ms["narrowcast float32"] / (ms["Keras int8"] / WANTED)
             notes.append(
-                f"{batch} texts: {WANTED:g} × would take a model that is {needed:.1f} × as fast as in float32. Without a "
-                "dot product, an instruction multiplies twice as many numbers of 8 bits as of 32, so that products "
+                f"{batch} texts: {WANTED:g} × would take a model that is {needed:.1f} × as fast as in float32. Without "
+                "a dot product, an instruction multiplies twice as many numbers of 8 bits as of 32, so products "
                 "alone come to 2 × at most."
             )
         rows.append(
