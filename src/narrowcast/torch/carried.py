@@ -135,6 +135,8 @@ def _shielded(own: Callable[..., Any]) -> Callable[..., Any]:
                 return self._narrowcast_run(*args, **kwargs)
         return self._narrowcast_run(*args, **kwargs)
 
+    # Code of its own: torch.compile counts recompilations by code object.
+    forward.__code__ = forward.__code__.replace()  # type: ignore[attr-defined]
     return forward
 
 

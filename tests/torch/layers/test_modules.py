@@ -11,10 +11,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import narrowcast
-from narrowcast.layers import Dense, Dropout, MultiHeadAttention, Sequential
+from narrowcast.layers import Dense, Dropout, Layer, MultiHeadAttention, Sequential
 from tests.torch.layers.models import Scale, block, floats, ids, transformer
 
 COMPILER_WARNINGS = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+class Wrapper(Layer):
+    """A layer whose `call` has no argument for training."""
+
+    def __init__(self, layers, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = layers
+
+    def call(self, inputs):
+        for layer in self.inner:
+            inputs = layer(inputs)
+        return inputs
 
 
 def test_an_optimizer_trains_them():
@@ -155,6 +168,18 @@ def test_it_compiles_into_one_graph(dtype):
 
 
 @COMPILER_WARNINGS
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_layers_of_many_classes_compile_each_by_itself(dtype):
+    # Dynamo compiles one function at most so many times; then it is an error, or eager in silence.
+    torch._dynamo.reset()
+    for number in range(torch._dynamo.config.recompile_limit + 2):
+        cls = type(f"Layer{number}", (Layer,), {"call": lambda self, x, number=number: x + number})
+        layer = cls(dtype=dtype)
+        layer(torch.zeros(1))
+        assert torch.compile(layer, fullgraph=True, backend="eager")(torch.zeros(1)) == number
+
+
+@COMPILER_WARNINGS
 def test_a_custom_layer_compiles_and_trains():
     layer = Scale(dtype="mixed_bfloat16")
     layer(floats(2, 3))
@@ -197,6 +222,20 @@ def test_training_said_in_one_call_does_not_stay():
     model = Sequential([Dropout(1.0)]).eval()
     model(torch.ones(3), training=True)
     assert model(torch.ones(3)).all()
+
+
+@COMPILER_WARNINGS
+@pytest.mark.parametrize("make", [Sequential, Wrapper, lambda layers: Wrapper([Wrapper(layers)])])
+def test_training_said_to_a_compiled_layer_goes_down_too(make):
+    torch._dynamo.reset()  # it compiles one function at most eight times
+    model = make([Dropout(1.0)])
+    model(torch.ones(3))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(3), training=False).all()
+    assert not compiled(torch.ones(3)).any()
+    model.eval()
+    assert not compiled(torch.ones(3), training=True).any()
+    assert compiled(torch.ones(3)).all()
 
 
 def test_training_can_be_said_by_place():

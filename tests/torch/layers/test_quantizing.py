@@ -70,6 +70,53 @@ def test_a_filter_matches_the_whole_path():
     assert [path for path, name in policies(model).items() if name.startswith("int8")] == ["1"]
 
 
+def test_a_filter_chooses_modules_of_pytorch_by_their_paths_too():
+    model = Sequential([Dense(16), nn.Linear(16, 16), nn.Linear(16, 16)])
+    model.build((None, 16))
+    model.quantize("int8", filters="[01]")
+    assert model[0].quantization_mode == model[1].dtype_policy.quantization_mode == "int8"
+    assert type(model[2]) is nn.Linear
+
+
+def test_a_function_decides_about_modules_of_pytorch_by_the_layer_that_holds_them():
+    outer = Sequential([Sequential([nn.Linear(16, 16)]), Sequential([nn.Sequential(nn.Linear(16, 16))])])
+    outer.build((None, 16))
+    outer.quantize("int8", filters=lambda layer: layer.path == "1")
+    assert type(outer[0][0]) is nn.Linear
+    assert outer[1][0][0].dtype_policy.quantization_mode == "int8"
+
+
+def test_a_filter_may_leave_out_a_layer_that_stands_in_two_places():
+    shared = Dense(16)
+    model = Sequential([shared, Sequential([shared, Dense(16)])])
+    model.build((None, 16))
+    model.quantize("int8", filters="1/1")
+    assert (shared.quantization_mode, model[1][1].quantization_mode) == (None, "int8")
+
+
+@pytest.mark.parametrize("path", ["0", "1/0"])
+def test_a_filter_chooses_a_layer_that_stands_in_two_places_by_each_of_its_paths(path):
+    shared = Dense(16)
+    model = Sequential([shared, Sequential([shared, Dense(16)])])
+    model.build((None, 16))
+    model.quantize("int8", filters=path)
+    assert (shared.quantization_mode, model[1][1].quantization_mode) == ("int8", None)
+
+
+def test_a_filter_may_leave_out_a_table_with_a_tied_head():
+    model = Sequential([ReversibleEmbedding(9, 16), Dense(16)])
+    model(torch.tensor([[1, 2]]))
+    model.quantize("int8", filters="1")
+    assert (model[0].quantization_mode, model[1].quantization_mode) == (None, "int8")
+
+
+def test_a_filter_that_matches_no_layer_is_an_error_that_suggests_one():
+    layer = block(16, inputs=16)
+    with pytest.raises(LayerError, match=r"Filter 'upp' matches no layer of Block at ''.*did you mean 'up'"):
+        layer.quantize("int8", filters=["up", "upp"])
+    assert layer.up.quantization_mode is None
+
+
 @pytest.mark.parametrize("filters", [3, [3], {"a": 1}])
 def test_filters_that_are_none_are_an_error(filters):
     with pytest.raises(LayerError, match="Filters of layers are not usable"):

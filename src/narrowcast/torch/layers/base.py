@@ -211,13 +211,14 @@ class Layer(Building, Variables, Penalties):
         Args:
             mode: the mode with its numbers (`"int8"`, `"float8"`). Each layer starts from the policy it has.
             filters: which layers: a regular expression or several, which must match the whole path relative to this
-                layer, or a function of a layer that says yes or no. `None` for all.
+                layer, or a function of a layer that says yes or no, also for the modules of PyTorch that it holds.
+                `None` for all. What is shared or tied is chosen by any of its paths.
 
         Returns:
             The plan that was carried out: what was quantized, what was not, and why. `print` shows it.
 
         Raises:
-            LayerError: a layer is not built, or is quantized in another mode.
+            LayerError: a layer is not built, or is quantized in another mode; or a filter matches no path.
             UnsupportedError: nothing here can carry the mode.
             WeightError: a weight holds NaN or infinity.
 

@@ -35,7 +35,17 @@ class _Calls(threading.local):
     on_zeros = False
 
 
+class _Traced:
+    """What the nearest call above was told of `training` while `torch.compile` traces; it traces one call at a time.
+
+    It has no threads of its own, which the tracer could not follow.
+    """
+
+    training: bool | None = None
+
+
 _calls = _Calls()
+_traced = _Traced()
 _numbers = itertools.count(1)
 _TENSORS = frozenset({Tensor, nn.Parameter})
 
@@ -99,9 +109,12 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: b
             # Its class may have changed to one that carries a policy.
             return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():
-            if takes_training and told is None:
-                kwargs["training"] = self.training
-            outputs = self.call(*args, **kwargs)
+            if told is None:
+                if takes_training:
+                    kwargs["training"] = self.training if _traced.training is None else _traced.training
+                outputs = self.call(*args, **kwargs)
+            else:
+                outputs = _call_traced(self, bool(told), args, kwargs)
             if self.activity_regularizer is not None:
                 self._penalize(outputs)
             return outputs
@@ -125,6 +138,8 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: b
             if outermost:
                 _calls.number = 0
 
+    # Code of its own: torch.compile counts recompilations by code object.
+    forward.__code__ = forward.__code__.replace()  # type: ignore[attr-defined]
     if not is_leaf or takes_training:
         return forward
 
@@ -141,7 +156,16 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: b
             return forward(self, *args, **kwargs)
         return self.call(args[0])
 
+    short.__code__ = short.__code__.replace()  # type: ignore[attr-defined]
     return short
+
+
+def _call_traced(layer: Any, told: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    former, _traced.training = _traced.training, told
+    try:
+        return layer.call(*args, **kwargs)
+    finally:
+        _traced.training = former
 
 
 def _read_core(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
 from narrowcast.dtype_policies.pattern import Pattern
-from narrowcast.errors import LayerError, NarrowcastError, PlanError, UnsupportedError
+from narrowcast.errors import LayerError, NarrowcastError, PlanError, UnsupportedError, closest
 from narrowcast.plan.carrier import Status
 from narrowcast.plan.plan import Plan
 from narrowcast.torch import scheme
-from narrowcast.torch.apply import apply, plan
+from narrowcast.torch.apply import apply, modules_by_path, plan
+from narrowcast.torch.kinds import is_layer
 from narrowcast.torch.layers import paths
 from narrowcast.torch.layers.carrying import carriable, changes_back, changes_to, judge
+from narrowcast.torch.tree import tree
 
 __all__ = ["convert", "quantize"]
 
@@ -91,20 +93,26 @@ def _carry_out(steps: list[tuple[Any, DTypePolicy | None, DTypePolicy]]) -> None
 def quantize(layer: Any, mode: str, filters: Any) -> Plan:
     """Carries out `Layer.quantize`."""
     registry.parse_mode(mode)
-    wanted = _filter(layer, filters)
     rules: dict[str, Any] = {".*": registry.make(mode, "keep")}
     with paths.frame(layer):
+        modules: dict[str, Any] = {**modules_by_path(layer)}
+        below = tree(layer)
+        wanted = _filter(layer, filters, modules, [path for site in below for path in site.paths])
         for inner in layer._flatten_layers():
             if not inner.built and not inner._builds_by_call():
                 raise LayerError(
                     f"{type(inner).__name__} at {inner.path!r} is not built, so it cannot be quantized",
                     fix="Build it first: `build(shape)`, or one call",
                 )
-            present = inner._carried_policy()
-            if not wanted(inner):
-                rules[inner.path] = "keep"
-            elif present is not None and present.source is not None and not _is_in(present, mode):
-                raise _is_quantized(inner, present, mode)
+        for site in below:
+            # What is shared or tied is quantized at all of its paths or at none.
+            if not any(wanted(path) for path in site.paths):
+                rules.update(dict.fromkeys(site.paths, "keep"))
+                continue
+            for inner in (modules[path] for path in site.paths):
+                present = inner._carried_policy() if is_layer(inner) else None
+                if present is not None and present.source is not None and not _is_in(present, mode):
+                    raise _is_quantized(inner, present, mode)
     try:
         made = plan(layer, DTypePolicyMap(None, rules))
     except PlanError as error:
@@ -117,11 +125,13 @@ def quantize(layer: Any, mode: str, filters: Any) -> Plan:
     return made
 
 
-def _filter(layer: Any, filters: Any) -> Callable[[Any], bool]:
+def _filter(layer: Any, filters: Any, modules: Mapping[str, Any], known: list[str]) -> Callable[[str], bool]:
+    """Returns what says of a path whether it is chosen."""
     if filters is None:
-        return lambda inner: True
+        return lambda path: True
     if callable(filters):
-        return lambda inner: bool(filters(inner))
+        chosen = {id(inner): bool(filters(inner)) for inner in layer._flatten_layers()}
+        return lambda path: chosen[id(_holder(path, modules))]
     given = [filters] if isinstance(filters, str) else filters
     if not isinstance(given, list | tuple) or not all(isinstance(part, str) for part in given):
         raise LayerError(
@@ -133,7 +143,22 @@ def _filter(layer: Any, filters: Any) -> Callable[[Any], bool]:
         patterns = [Pattern(part) for part in given]
     except NarrowcastError as error:
         raise LayerError(f"Filter of layers is not usable: {error}", got={"filters": filters}) from error
-    return lambda inner: any(pattern.matches(inner.path) for pattern in patterns)
+    for part, pattern in zip(given, patterns, strict=True):
+        if not any(pattern.matches(path) for path in known):
+            near = closest(part, known)
+            raise LayerError(
+                f"Filter {part!r} matches no layer of {type(layer).__name__} at {layer.path!r}",
+                expected="a regular expression for the whole path of a layer, from here",
+                suggestion=near[0] if near else None,
+            )
+    return lambda path: any(pattern.matches(path) for pattern in patterns)
+
+
+def _holder(path: str, modules: Mapping[str, Any]) -> Any:
+    """The layer at a path, or the nearest above, where a module of PyTorch stands there."""
+    while not is_layer(modules[path]):
+        path = path.rpartition("/")[0]
+    return modules[path]
 
 
 def _is_in(policy: Any, mode: str) -> bool:
