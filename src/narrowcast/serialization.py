@@ -217,7 +217,7 @@ def serialize(obj: Any) -> Any:
         return dtypes.standardize(obj)
     if arrays.framework(obj) is not None:
         return _serialize_number(obj)
-    if callable(obj):
+    if callable(obj) and hasattr(obj, "__name__"):
         return _serialize_callable(obj)
     raise ConfigError(
         "Object cannot be written as JSON",

@@ -52,7 +52,7 @@ def make(architecture: Mapping[str, Any] | None, custom_objects: Mapping[str, An
         custom_objects: classes and functions by name, where they are not registered.
 
     Raises:
-        CheckpointError: the model was saved without a config, or it is not valid.
+        CheckpointError: the model was saved without a config, it is not valid, or making the model fails.
         ConfigError: a class is unknown, or its config does not fit it.
     """
     from narrowcast.torch.layers import carrying  # also makes the layers' classes known
@@ -64,10 +64,15 @@ def make(architecture: Mapping[str, Any] | None, custom_objects: Mapping[str, An
             fix="Make the model yourself and load into it: `load(model, folder)`",
         )
     with carrying.bare(), sharing():
-        model = deserialize(architecture["config"], custom_objects)
-        if not is_layer(model):
-            raise CheckpointError("Saved model's config is not that of a layer", got={"type": type(model).__name__})
-        _build(model, architecture)
+        try:
+            model = deserialize(architecture["config"], custom_objects)
+            if not is_layer(model):
+                raise CheckpointError("Saved model's config is not that of a layer", got={"type": type(model).__name__})
+            _build(model, architecture)
+        except NarrowcastError:
+            raise
+        except Exception as error:  # of PyTorch (no memory for such a shape), or of a class of somebody else
+            raise CheckpointError(f"Saved model cannot be made from its config: {error}") from error
     model.eval()
     return model  # type: ignore[no-any-return]
 

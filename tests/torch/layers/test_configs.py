@@ -271,6 +271,7 @@ def test_the_seed_of_an_initializer_comes_back():
         lambda: layers.Dense(0),
         lambda: layers.Dense(2.5),
         lambda: layers.Dense(True),
+        lambda: layers.Dense(2**63),
         lambda: layers.Embedding(0, 2),
         lambda: layers.Dropout(1.5),
         lambda: layers.Dropout(0.5, noise_shape="all"),
@@ -286,6 +287,17 @@ def test_the_seed_of_an_initializer_comes_back():
         lambda: layers.GroupedQueryAttention(4, 3, 2),
         lambda: layers.BatchNormalization(momentum=2),
         lambda: layers.Activation("reluu"),
+        lambda: layers.Activation(torch.nn.ReLU),
+        lambda: layers.Dense(2, activation={"class_name": "function", "config": "Dense"}),
+        lambda: layers.BatchNormalization(axis="last"),
+        lambda: layers.BatchNormalization(axis=[1]),
+        lambda: layers.BatchNormalization(momentum="high"),
+        lambda: layers.BatchNormalization(epsilon="small"),
+        lambda: layers.LayerNormalization(epsilon="small"),
+        lambda: layers.RMSNormalization(epsilon=None),
+        lambda: layers.TransformerBlock(8, 2, layer_norm_epsilon="small"),
+        lambda: layers.Softmax("last"),
+        lambda: layers.Embedding(3, 2, weights=[[1.0, 2.0, 3.0]]),
         lambda: layers.Dense(2, kernel_initializer="glorot"),
         lambda: layers.Dense(2, kernel_regularizer="l3"),
         lambda: layers.Sequential([1]),
@@ -348,6 +360,27 @@ def test_an_axis_that_the_input_has_not_is_an_error():
 def test_a_value_and_key_of_different_lengths_are_an_error():
     with pytest.raises(LayerError, match="have different lengths"):
         layers.MultiHeadAttention(2, 4)(floats(1, 3, 8), floats(1, 4, 8), floats(1, 5, 8))
+
+
+@pytest.mark.parametrize(
+    "shape", [None, (), (None,), (None, 3), {"a": (2, 3, 4)}, [(2, 3, 4), (2, 3, 4)], (2, 3, 4, 5), (2, 3, None)]
+)
+def test_a_shape_that_attention_cannot_attend_over_is_an_error(shape):
+    with pytest.raises(LayerError, match="GroupedQueryAttention at ''"):
+        layers.GroupedQueryAttention(4, 4, 2).build(shape)
+    if shape != (2, 3, 4, 5):  # which it may have
+        with pytest.raises(LayerError, match="MultiHeadAttention at ''"):
+            layers.MultiHeadAttention(2, 4).build(shape)
+
+
+def test_attention_of_no_tensor_is_an_error():
+    with pytest.raises(LayerError, match="call of MultiHeadAttention has no tensor for 'query'"):
+        layers.MultiHeadAttention(2, 4)(None, None)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # PyTorch's own, of an nn.Linear without inputs
+def test_a_projection_of_nothing_gives_its_bias():
+    assert layers.EinsumDense("abc,cd->abd", (None, 4))(torch.ones(2, 3, 0)).eq(0).all()
 
 
 def test_an_input_shorter_than_the_kernel_is_an_error():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from narrowcast.errors import LayerError, UnsupportedError
-from narrowcast.layers import Dense, Layer
+from narrowcast.layers import BatchNormalization, Dense, Layer
 from narrowcast.torch.layers.initializers import RandomNormal
 from tests.torch.layers.models import Scale, floats
 
@@ -405,6 +405,14 @@ def test_weights_are_listed_in_the_order_of_keras():
     layer.build((None, 3))
     assert [w.shape for w in layer.weights] == [(), (3,)]
     assert (layer.count_params(), len(layer.trainable_weights), layer.non_trainable_weights) == (4, 2, [])
+
+
+def test_variables_have_the_names_of_keras_too():
+    layer = BatchNormalization()
+    layer.build((None, 3))
+    assert [id(v) for v in layer.variables] == [id(v) for v in layer.weights]
+    assert [id(v) for v in layer.trainable_variables] == [id(layer.core.weight), id(layer.core.bias)]
+    assert [id(v) for v in layer.non_trainable_variables] == [id(v) for v in layer.non_trainable_weights]
 
 
 def test_weights_are_set_from_arrays_of_their_shapes():

@@ -96,6 +96,13 @@ def test_a_list_of_numbers_is_a_tensor():
     assert Activation("relu")([12, -3, 0]).tolist() == [12, 0, 0]
 
 
+def test_a_list_of_numbers_is_cast_at_every_call():
+    layer = Seen(dtype="mixed_bfloat16")
+    for _ in range(2):  # the first call of a layer, which builds it, goes another way
+        layer([[1.0, 2.0], [3.0, 4.0]])
+        assert layer.seen[0][0].dtype is torch.bfloat16
+
+
 def test_a_list_that_mixes_tensors_and_numbers_is_an_error():
     with pytest.raises(LayerError, match="mixes tensors and plain numbers"):
         Seen()([floats(2), 1.0])

@@ -203,6 +203,14 @@ def test_a_class_that_is_not_registered_there_is_told(tmp_path):
     assert "Class 'tests>Block' of a config is unknown" in done.stderr
 
 
+def test_a_module_of_pytorch_in_a_model_of_layers_needs_its_code(tmp_path):
+    model = layers.Sequential([layers.Dense(2), nn.Linear(2, 2)])
+    model.build((None, 2))
+    narrowcast.save(model, tmp_path)
+    with pytest.raises(CheckpointError, match=r"type='torch\.nn\.modules\.linear\.Linear'"):
+        narrowcast.load(tmp_path)
+
+
 def test_classes_can_be_given(tmp_path):
     class Own(Block):
         pass
@@ -270,6 +278,25 @@ def test_an_argument_that_does_not_fit_is_an_error(tmp_path):
     changed(tmp_path, lambda a: a["config"]["config"]["layers"][3]["config"].update(surprise=1))
     with pytest.raises(ConfigError, match="surprise"):
         narrowcast.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"units": 10**14},  # more than there is memory for
+        {"kernel_initializer": {"class_name": "Broken", "config": {}}},
+    ],
+)
+def test_a_config_that_fails_in_the_making_is_an_error(tmp_path, change):
+    class Broken:
+        @classmethod
+        def from_config(cls, config):
+            raise KeyError("gone")
+
+    narrowcast.save(transformer(1), tmp_path)
+    changed(tmp_path, lambda a: a["config"]["config"]["layers"][3]["config"].update(change))
+    with pytest.raises(CheckpointError, match="Saved model cannot be made from its config"):
+        narrowcast.load(tmp_path, custom_objects={"Broken": Broken})
 
 
 def test_a_load_that_fails_leaves_a_given_model_as_it_was(tmp_path):

@@ -71,6 +71,9 @@ class Softmax(Layer):
 
     def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        axes = axis if isinstance(axis, list | tuple) else [axis]
+        if not axes or any(isinstance(a, bool) or not isinstance(a, int) for a in axes):
+            raise LayerError("Axis of Softmax is not usable", got={"axis": axis}, expected="a whole number, or several")
         self.axis = list(axis) if isinstance(axis, list | tuple) else axis
         self.supports_masking = True
 

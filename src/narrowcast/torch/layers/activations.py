@@ -165,7 +165,7 @@ def get(identifier: Any) -> Activation | None:
             too), or `None`.
 
     Raises:
-        LayerError: there is no such function.
+        LayerError: there is no such function, or it is a class.
 
     Example:
         >>> get("relu")(torch.tensor([-1.0, 2.0]))
@@ -186,9 +186,11 @@ def get(identifier: Any) -> Activation | None:
         identifier = found
     if identifier is None or identifier is linear:
         return None
-    if not callable(identifier):
+    if not callable(identifier) or isinstance(identifier, type):
         raise LayerError(
-            "Activation is not a function", got={"activation": identifier}, expected="a function of a tensor"
+            "Activation is not a function",
+            got={"activation": identifier},
+            expected="a function of a tensor, or a module",
         )
     function: Activation = identifier
     return function

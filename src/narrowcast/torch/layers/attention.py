@@ -26,6 +26,7 @@ from narrowcast.torch.layers.configs import positive, refuse
 from narrowcast.torch.layers.dropout import Dropout
 from narrowcast.torch.layers.einsum_dense import EinsumDense
 from narrowcast.torch.layers.initializers import Initializer
+from narrowcast.torch.layers.shapes import axis_length
 
 __all__ = ["GroupedQueryAttention", "MultiHeadAttention"]
 
@@ -79,6 +80,17 @@ class _Attention(Layer):
         self.projection_regularizer = regularizers.get(activity_regularizer)
         self.seed = seed
         self.supports_masking = True
+
+    def _check_shapes(self, *shapes: Any, rank: int | None = None) -> None:
+        for shape in shapes:
+            if not isinstance(shape, tuple) or (len(shape) < 3 if rank is None else len(shape) != rank):
+                raise LayerError(
+                    f"{type(self).__name__} at {self.path!r} cannot attend over inputs of this shape",
+                    got={"shape": shape},
+                    expected="a batch, steps, and the length of each"
+                    + (", or more axes of steps" if rank is None else ""),
+                )
+            axis_length(self, shape, -1)
 
     def _projection(self, equation: str, output_shape: Sequence[Any], bias_axes: str, **kwargs: Any) -> EinsumDense:
         return EinsumDense(
@@ -252,6 +264,7 @@ class MultiHeadAttention(_Attention):
         """Makes the projections; the value has the shape of the query, and the key that of the value, by default."""
         value_shape = query_shape if value_shape is None else value_shape
         key_shape = value_shape if key_shape is None else key_shape
+        self._check_shapes(query_shape, value_shape, key_shape)
         if value_shape[1:-1] != key_shape[1:-1]:
             raise LayerError(
                 f"Value and key of MultiHeadAttention at {self.path!r} have different lengths",
@@ -426,6 +439,7 @@ class GroupedQueryAttention(_Attention):
         """Makes the projections; the value has the shape of the query, and the key that of the value, by default."""
         value_shape = query_shape if value_shape is None else value_shape
         key_shape = value_shape if key_shape is None else key_shape
+        self._check_shapes(query_shape, value_shape, key_shape, rank=3)
         self._attention_axes = (1,)
         heads = (None, self.num_query_heads, self.head_dim)
         shared = (None, self.num_key_value_heads, self.head_dim)

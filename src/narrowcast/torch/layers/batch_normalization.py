@@ -11,7 +11,7 @@ from narrowcast.errors import LayerError, UnsupportedError
 from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import initializers, regularizers
 from narrowcast.torch.layers.carrying import is_empty
-from narrowcast.torch.layers.configs import refuse
+from narrowcast.torch.layers.configs import number, refuse
 from narrowcast.torch.layers.cores import CoreLayer
 from narrowcast.torch.layers.normalization import wide
 from narrowcast.torch.layers.shapes import axis_length
@@ -97,7 +97,8 @@ class BatchNormalization(CoreLayer):
 
     Numerics:
         In float32 at least, from the input as it comes. The moving statistics are float32 (float64 where the variable
-        dtype is) whatever the policy: a variance leaves the range of float16 where its values do not.
+        dtype was when they were made) whatever the policy: a variance leaves the range of float16 where its values do
+        not.
     """
 
     variable_names = ("gamma", "beta", "moving_mean", "moving_variance")
@@ -133,11 +134,12 @@ class BatchNormalization(CoreLayer):
         for name, value in (("renorm", renorm), ("synchronized", synchronized)):
             if value:
                 raise UnsupportedError(f"Argument {name} of BatchNormalization is not supported", got={name: value})
-        if not 0 <= momentum <= 1:
+        if isinstance(axis, bool) or not isinstance(axis, int):
             raise LayerError(
-                "Momentum of BatchNormalization is not usable", got={"momentum": momentum}, expected="0 to 1"
+                "Axis of BatchNormalization is not usable", got={"axis": axis}, expected="one whole number"
             )
-        self.axis, self.momentum, self.epsilon = int(axis), float(momentum), float(epsilon)
+        self.axis = axis
+        self.momentum, self.epsilon = number("momentum", momentum, most=1), number("epsilon", epsilon)
         self.center, self.scale = bool(center), bool(scale)
         self.beta_initializer = initializers.get(beta_initializer)
         self.gamma_initializer = initializers.get(gamma_initializer)

@@ -21,6 +21,7 @@ from narrowcast.torch import scheme
 from narrowcast.torch.carried import Transparent
 from narrowcast.torch.carrier import TorchCarrier
 from narrowcast.torch.kinds import kind_of, working_module
+from narrowcast.torch.layers.calls import as_tensors
 from narrowcast.torch.layers.policies import without_mode
 from narrowcast.torch.norm import UpCast
 from narrowcast.torch.shadow import CustomCast
@@ -89,6 +90,8 @@ class LayerCast(_LayerPolicy, CustomCast):
     """
 
     def _narrowcast_run(self, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is list:
+            args, kwargs = as_tensors(args, kwargs)  # a list of numbers is a tensor, and cast as one
         if not self.autocast:  # type: ignore[attr-defined]
             return self._narrowcast_base.forward(self, *args, **kwargs)
         return super()._narrowcast_run(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from narrowcast.torch.layers.carrying import carriable
 from narrowcast.torch.layers.policies import look_up, without_mode
 from narrowcast.torch.scheme import original_class
 
-__all__ = ["class_of", "config_of", "framed", "make", "positive", "refuse", "snake_case"]
+__all__ = ["class_of", "config_of", "framed", "make", "number", "positive", "refuse", "snake_case"]
 
 _BASE = ("activity_regularizer", "trainable", "dtype", "autocast", "name")
 """The arguments of `Layer` itself."""
@@ -64,11 +65,23 @@ def positive(name: str, value: Any, *, optional: bool = False) -> Any:
     """
     if optional and value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
         raise LayerError(
             f"Argument {name} of a layer is not usable", got={name: value}, expected="a whole number of at least 1"
         )
     return value
+
+
+def number(name: str, value: Any, *, most: float = math.inf) -> float:
+    """Returns `value` if it is a number from 0 to `most`.
+
+    Raises:
+        LayerError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        expected = "a number, 0 or above" if most == math.inf else f"a number from 0 to {most:g}"
+        raise LayerError(f"Argument {name} of a layer is not usable", got={name: value}, expected=expected)
+    return float(value)
 
 
 def framed(get_config: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -60,7 +60,8 @@ def _kernel_from_keras(layer: Any, kernel: Tensor) -> Tensor:
     if not equation.is_linear:
         return kernel
     rows = kernel.permute([equation.kernel.index(label) for label in equation.new + equation.summed])
-    return rows.reshape(math.prod(rows.shape[: len(equation.new)]), -1)
+    num_new = len(equation.new)
+    return rows.reshape(math.prod(rows.shape[:num_new]), math.prod(rows.shape[num_new:]))
 
 
 class _Bias(CoreVariable):

@@ -75,7 +75,7 @@ class Embedding(CoreLayer):
     def _take(self, weights: Any) -> None:
         if weights is not None:
             self.build()
-            self.core.weight.data.copy_(torch.as_tensor(weights[0] if isinstance(weights, list) else weights))
+            self.embeddings = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table; the shape of the input does not matter."""

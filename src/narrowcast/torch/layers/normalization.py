@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from narrowcast.errors import LayerError, UnsupportedError
 from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import initializers, regularizers
-from narrowcast.torch.layers.configs import refuse
+from narrowcast.torch.layers.configs import number, refuse
 from narrowcast.torch.layers.cores import CoreLayer
 from narrowcast.torch.layers.shapes import axis_length
 from narrowcast.torch.layers.variables import CoreVariable
@@ -121,7 +121,7 @@ class LayerNormalization(_AxesNorm):
         if rms_scaling:
             raise UnsupportedError("Argument rms_scaling is not supported", fix="Use RMSNormalization")
         self._take_axis(axis)
-        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
+        self.epsilon, self.center, self.scale = number("epsilon", epsilon), bool(center), bool(scale)
         self.beta_initializer = initializers.get(beta_initializer)
         self.gamma_initializer = initializers.get(gamma_initializer)
         self.beta_regularizer = regularizers.get(beta_regularizer)
@@ -175,7 +175,7 @@ class RMSNormalization(_AxesNorm):
     def __init__(self, axis: int | Sequence[int] = -1, epsilon: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._take_axis(axis)
-        self.epsilon = float(epsilon)
+        self.epsilon = number("epsilon", epsilon)
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:

@@ -89,7 +89,7 @@ def shapes_of_call(
         kwargs: the same by name.
 
     Raises:
-        LayerError: an argument of `build` belongs to no argument of `call`.
+        LayerError: an argument of `build` belongs to no argument of `call`, or the call has no tensor for it.
     """
     given = inspect.signature(call).bind(*args, **kwargs).arguments
     shapes = {
@@ -112,7 +112,17 @@ def shapes_of_call(
                 got={"build": wanted, "call": names},
                 expected="one argument, or `<name>_shape` for arguments `<name>` of `call`",
             )
-    return {name: shapes[name.removesuffix("_shape")] for name in wanted if name.removesuffix("_shape") in shapes}
+    found = {name: shapes[name.removesuffix("_shape")] for name in wanted if name.removesuffix("_shape") in shapes}
+    needed = inspect.signature(build).parameters
+    for name in wanted:
+        if name not in found and needed[name].default is inspect.Parameter.empty:
+            raise LayerError(
+                f"First call of {type(getattr(call, '__self__', None)).__name__} has no tensor for "
+                f"{name.removesuffix('_shape')!r}, so the layer cannot be built",
+                expected="a tensor",
+                fix="Build it first: `build(...)` with a shape for each",
+            )
+    return found
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -8,7 +8,7 @@ from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import activations, initializers
 from narrowcast.torch.layers.attention import GroupedQueryAttention, MultiHeadAttention
 from narrowcast.torch.layers.base import Layer
-from narrowcast.torch.layers.configs import positive
+from narrowcast.torch.layers.configs import number, positive
 from narrowcast.torch.layers.dense import Dense
 from narrowcast.torch.layers.dropout import Dropout
 from narrowcast.torch.layers.normalization import LayerNormalization
@@ -66,7 +66,7 @@ class TransformerBlock(Layer):
         self.num_key_value_heads = positive("num_key_value_heads", num_key_value_heads, optional=True)
         self.dropout = Dropout(dropout).rate
         self.activation = activations.get(activation)
-        self.layer_norm_epsilon = float(layer_norm_epsilon)
+        self.layer_norm_epsilon = number("layer_norm_epsilon", layer_norm_epsilon)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.normalize_first, self.use_causal_mask = bool(normalize_first), bool(use_causal_mask)

@@ -220,6 +220,21 @@ class Variables(nn.Module):
         """Those of `weights` that get none."""
         return [value for value in self.weights if not value.requires_grad]
 
+    @property
+    def variables(self) -> list[Any]:
+        """The same as `weights`."""
+        return self.weights
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The same as `trainable_weights`."""
+        return self.trainable_weights
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """The same as `non_trainable_weights`."""
+        return self.non_trainable_weights
+
     def get_weights(self) -> list[Any]:
         """Returns the values of `weights` as NumPy arrays; bfloat16, which NumPy has not, as float32."""
         values = [value.detach().cpu() for value in self.weights]
