@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -501,6 +502,30 @@ def test_an_unknown_clock_and_a_model_without_state_are_refused():
         advance(narrowcast.apply(nn.Linear(4, 4), "float8/current"))
 
 
+def test_models_that_threads_train_by_hand_do_not_disturb_each_other():
+    def train(model, states):
+        set_clock(model, "manual")
+        optimizer = sgd(model)
+        for seed in range(15):
+            model(randn(5, 16, seed=seed).requires_grad_()).square().sum().backward()
+            optimizer.step()
+            advance(model)
+            optimizer.zero_grad()
+            copy.deepcopy(model)  # brings layers, so that the memory of all is laid out anew
+        states.append(state(model))
+
+    models, alone, together = [Net() for _ in range(4)], [], []
+    train(models.pop(), alone)
+    threads = [threading.Thread(target=train, args=(model, together)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(together) == len(models)
+    for found in together:
+        assert_same_state(found, alone[0])
+
+
 def test_models_that_are_gone_are_forgotten():
     before = len(float8_clock._layers)
     model = Net()
@@ -516,7 +541,9 @@ def test_layers_move_on_as_one_tensor_and_keep_their_own_buffers():
     optimizer = sgd(model)
     step(model, optimizer)
     histories = [layer.float8_amax_history for layer in (model.a, model.b)]
-    assert histories[0].untyped_storage().data_ptr() == histories[1].untyped_storage().data_ptr()
+    assert histories[0].data_ptr() + histories[0].nbytes == histories[1].data_ptr()
+    # Each knows of its own memory only: copies and files of one layer hold no other's.
+    assert histories[0].untyped_storage().nbytes() == histories[0].nbytes
     assert model.a.float8_pending_amax.untyped_storage().nbytes() == 12
     assert [name for name, _ in model.a.named_buffers()] == [SCALE, HISTORY, INDEX]
     assert PENDING in model.a.__dict__

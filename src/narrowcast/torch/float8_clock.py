@@ -22,13 +22,15 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.dlpack import from_dlpack
 
 from narrowcast.errors import ModelError
 from narrowcast.numerics.scaling import LARGEST_FLOAT32
@@ -54,6 +56,7 @@ class _Clock:
 
     Args:
         num_registered: how many layers were registered so far.
+        num_manual: how many times a clock was chosen so far.
         is_hooked: whether the hook is in place.
         is_stale: whether layers came since the arenas were made.
         outermost: the backward in which a forward is recomputed, by its number; what steps inside it waits for its end.
@@ -63,6 +66,7 @@ class _Clock:
     """
 
     num_registered: int = 0
+    num_manual: int = 0
     is_hooked: bool = False
     is_stale: bool = True
     outermost: int = _NO_BACKWARD
@@ -110,14 +114,17 @@ def set_clock(model: nn.Module, clock: str = "optimizer", *, group: Any = None) 
     """
     if clock not in _CLOCKS:
         raise ModelError("Clock is unknown", got={"clock": clock}, expected="'optimizer' or 'manual'")
-    manual = _clock.num_registered if clock == _CLOCKS[1] else None  # a number that tells models apart
-    for layer in _layers_of(model):
-        layer.__dict__[_MANUAL] = manual
-        if group is None:
-            _given_groups.pop(layer, None)
-        else:
-            _given_groups[layer] = group
-    _clock.is_stale = True
+    layers = _layers_of(model)
+    with _lock:
+        _clock.num_manual += 1
+        manual = _clock.num_manual if clock == _CLOCKS[1] else None  # a number that tells models apart
+        for layer in layers:
+            layer.__dict__[_MANUAL] = manual
+            if group is None:
+                _given_groups.pop(layer, None)
+            else:
+                _given_groups[layer] = group
+        _clock.is_stale = True
 
 
 def advance(model: nn.Module) -> None:
@@ -129,7 +136,8 @@ def advance(model: nn.Module) -> None:
         ModelError: the model has no layer with float8 state.
     """
     chosen = {id(layer) for layer in _layers_of(model)}
-    _advance([arena for arena in _current() if any(id(layer) in chosen for layer in arena.living())], chosen)
+    with _alone():
+        _advance([arena for arena in _current() if any(id(layer) in chosen for layer in arena.living())], chosen)
 
 
 def forget(optimizer: Optimizer) -> None:
@@ -182,7 +190,8 @@ def _settle() -> None:
     _clock.outermost = _NO_BACKWARD
     if _clock.is_due:
         _clock.is_due = False
-        _advance([arena for arena in _current() if not arena.is_manual])
+        with _alone():
+            _advance([arena for arena in _current() if not arena.is_manual])
 
 
 def _engine() -> Any:
@@ -196,6 +205,14 @@ def _advance(arenas: list[Arena], only: set[int] | None = None) -> None:
                 _clock.has_warned = True
                 warnings.warn(_NO_GROUP, stacklevel=2)
             arena.advance(only)
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """Keeps other threads from making arenas anew out of some that move on, which would lose the step.
+
+    Not with several ranks: they wait for each other, and with threads that wait as well might do so for ever.
+    """
+    return _lock if _num_ranks() == 1 else nullcontext()
 
 
 _NO_GROUP = (
@@ -242,11 +259,11 @@ class Arena:
         row = 0
         for layer, pending in zip(layers, self.pending, strict=True):
             own = slice(row, row + pending.shape[0])
-            # Views of one tensor, save for what forward and backward write into: `torch.compile` takes tensors that are
+            # Parts of one tensor, save for what forward and backward write into: `torch.compile` takes tensors that are
             # written to and share memory for one.
-            layer._buffers[SCALE] = self.scale[own]
-            layer._buffers[HISTORY] = self.history[own]
-            layer._buffers[INDEX] = self.index[own, 0]
+            layer._buffers[SCALE] = _part(self.scale[own])
+            layer._buffers[HISTORY] = _part(self.history[own])
+            layer._buffers[INDEX] = _part(self.index[own, 0])
             row = own.stop
         self._tensors = _tensors(layers)
         self._addresses = [history.data_ptr() for history in self._tensors[0]]
@@ -285,12 +302,15 @@ class Arena:
         Args:
             only: the ids of the layers to move; `None`: all.
         """
+        pending, moved = torch.cat(self.pending), self.pending
         if only is not None:
-            kept = [pending.clone() for pending in self.pending]
-            for reference, pending in zip(self._layers, self.pending, strict=True):
-                if id(reference()) not in only:
-                    pending.zero_()
-        pending = torch.cat(self.pending)
+            moves_on = [id(reference()) in only for reference in self._layers]
+            moved = [own for own, is_moved in zip(self.pending, moves_on, strict=True) if is_moved]
+            # In the copy: what other layers see meanwhile, in other threads, merges into their own.
+            rows = torch.split(pending, [len(own) for own in self.pending])
+            for own, is_moved in zip(rows, moves_on, strict=True):
+                if not is_moved:
+                    own.zero_()
         for group in self.groups:
             torch.distributed.all_reduce(pending, torch.distributed.ReduceOp.MAX, group)
         moves = pending > 0
@@ -300,11 +320,15 @@ class Arena:
         fresh = (self._largest / magnitude).clamp_max_(LARGEST_FLOAT32)
         torch.where(moves, fresh, self.scale, out=self.scale)
         self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
-        torch._foreach_zero_(self.pending)
-        if only is not None:
-            for reference, pending, before in zip(self._layers, self.pending, kept, strict=True):
-                if id(reference()) not in only:
-                    pending.copy_(before)
+        torch._foreach_zero_(moved)
+
+
+def _part(view: Tensor) -> Tensor:
+    """The memory of a view as a tensor that knows of no more than that.
+
+    Copies, pickles and files of a view hold all that it is a view of, and safetensors refuses it.
+    """
+    return from_dlpack(view)
 
 
 def _tensors(layers: list[Any]) -> list[list[Any]]:
