@@ -12,6 +12,7 @@ from torch import nn
 import narrowcast
 from narrowcast.errors import PlanError, WeightError
 from narrowcast.numerics import float8, scaling, stored_form
+from narrowcast.torch import float8_scheme, gemm
 from tests.torch.models import tiny_lm
 from tests.torch.test_float8_state import randn, sgd
 
@@ -241,3 +242,14 @@ def test_the_plan_says_that_it_is_emulated_here():
     assert row.kernel == "float8 values, float32 gemm, each row of activations rounded as it comes"
     assert row.reason == "smaller, not faster: float8 is emulated"
     assert row.bytes_after == 16 * 16 + 16 * 4 + 16 * 4
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_the_plan_says_what_multiplies_on_cpus_with_and_without_bfloat16(is_slow, monkeypatch):
+    for module in (gemm, float8_scheme):
+        monkeypatch.setattr(module, "SLOW_ON_CPU", frozenset({torch.bfloat16} if is_slow else ()))
+    layer = nn.Sequential(nn.Linear(16, 16))
+    kernel = narrowcast.plan(layer, "float8/weight_from_mixed_bfloat16")["0"].kernel
+    assert kernel.startswith("float32 gemm rounded to bfloat16" if is_slow else "bfloat16 gemm, on weights made floats")
+    kernel = narrowcast.plan(layer, "float8/dynamic_from_mixed_bfloat16")["0"].kernel
+    assert kernel.startswith("float8 values, float32 gemm" if is_slow else "float8 values, bfloat16 gemm")

@@ -116,7 +116,7 @@ def words(layer, policy):
 def test_the_plan_says_what_is_emulated_and_what_does_not_pay(monkeypatch):
     kernel, reason = words(nn.Linear(64, 64), "float8")
     assert kernel == "float8 values, float32 gemm"
-    assert reason == "emulated: no faster than without float8, which this device has no gemm for"
+    assert reason == "emulated: slower than without float8, which this device has no gemm for"
     # As if this were a device with float8 GEMMs.
     monkeypatch.setitem(float8_gemm._REAL_DEVICES, "cpu", True)
     with torch.device("meta"):
@@ -131,3 +131,6 @@ def test_the_plan_says_what_is_emulated_and_what_does_not_pay(monkeypatch):
         "emulated: float8 gemms by row give bfloat16, and this layer computes in float32"
     )
     assert words(large, "float8/block")[1].startswith("emulated: slower than without float8")
+    assert words(large, "float8_from_float64")[1] == (
+        "emulated: float8 gemms give float32 at most, and this layer computes in float64"
+    )

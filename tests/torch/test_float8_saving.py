@@ -221,6 +221,16 @@ def test_a_saved_folder_without_its_state_is_refused(tmp_path):
         narrowcast.load(nn.Sequential(nn.Linear(4, 4)), tmp_path)
 
 
+def test_safetensors_itself_takes_a_model_in_training(tmp_path):
+    from safetensors.torch import load_model, save_model
+
+    model = nn.Sequential(linear(), linear(values=(2.0,)))
+    save_model(model, tmp_path / "model.safetensors")
+    twin = nn.Sequential(linear(values=()), linear(values=()))
+    load_model(twin, tmp_path / "model.safetensors")
+    assert [history(layer) for layer in twin] == [history(layer) for layer in model]
+
+
 def test_a_saved_layer_holds_its_own_histories_only(tmp_path):
     model = nn.Sequential(*(linear(64, values=()) for _ in range(20)))
     model(torch.ones(1, 4)).sum().backward()

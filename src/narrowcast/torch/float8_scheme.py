@@ -46,6 +46,7 @@ __all__ = [
     "current",
     "delayed",
     "drop_training_state",
+    "emulation",
     "has_delayed_scaling",
     "rowwise",
 ]
@@ -178,26 +179,20 @@ class Float8Scheme(FloatScheme):
     def _kernel_of(self, member: Member, policy: DTypePolicy, device: str) -> tuple[str, str]:
         """What runs, in words, and what to know before."""
         compute = str(policy.compute_dtype)
-        emulated = f"float8 values, {self._emulation(compute, device)}"
+        emulated = f"float8 values, {emulation(compute, device) if self._has_gemm else 'float32 gemm'}"
         if not has_float8_gemm(device):
-            return emulated, "emulated: no faster than without float8, which this device has no gemm for"
+            return emulated, "emulated: slower than without float8, which this device has no gemm for"
         shapes = [p.shape for p in member.parameters if p.name.endswith("weight") and len(p.shape) == 2]
         if not self._has_gemm:
             return emulated, "emulated: slower than without float8, which PyTorch has no gemm of this kind for"
         if self._by_row and compute != "bfloat16":
             return emulated, f"emulated: float8 gemms by row give bfloat16, and this layer computes in {compute}"
+        if compute == "float64":
+            return emulated, "emulated: float8 gemms give float32 at most, and this layer computes in float64"
         if any(length % MULTIPLE for shape in shapes for length in shape):
             return emulated, f"emulated: a float8 gemm takes multiples of {MULTIPLE}, and this layer is {shapes[0]}"
         slow = min(shape[0] * shape[1] for shape in shapes) < FEW_WEIGHTS
         return "float8 gemm", f"may be slower than {compute}: fewer than {FEW_WEIGHTS:,} weights" if slow else ""
-
-    def _emulation(self, compute: str, device: str) -> str:
-        if not self._has_gemm:
-            return "float32 gemm"
-        if device.partition(":")[0] == "cuda":
-            return "bfloat16 gemm"
-        dtype = ARITHMETIC[compute]
-        return "bfloat16 gemm" if dtype is torch.bfloat16 and dtype not in SLOW_ON_CPU else "float32 gemm"
 
     def prepare(
         self,
@@ -247,6 +242,14 @@ class Float8Scheme(FloatScheme):
         for change in changes:
             drop_training_state(change)
         return changes
+
+
+def emulation(compute: str, device: str) -> str:
+    """Says in words what multiplies float8 values on a device without float8 GEMMs, for results in a dtype."""
+    if device.partition(":")[0] == "cuda":
+        return "bfloat16 gemm"
+    dtype = ARITHMETIC[compute]
+    return "bfloat16 gemm" if dtype is torch.bfloat16 and dtype not in SLOW_ON_CPU else "float32 gemm"
 
 
 def _history_length(policy: DTypePolicy) -> int:

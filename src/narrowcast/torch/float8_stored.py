@@ -19,8 +19,9 @@ from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Parameter, Site
 from narrowcast.torch import float8_inference
 from narrowcast.torch.float8_gemm import MULTIPLE, has_float8_gemm, learn_devices
-from narrowcast.torch.float8_scheme import drop_training_state, has_delayed_scaling
+from narrowcast.torch.float8_scheme import drop_training_state, emulation, has_delayed_scaling
 from narrowcast.torch.float8_state import ROLES, SCALE
+from narrowcast.torch.gemm import describe_gemm
 from narrowcast.torch.int8_attention import AttentionScheme, Int8Attention
 from narrowcast.torch.int8_linear import InputsFirst, LinearScheme
 from narrowcast.torch.scheme import Change, register
@@ -222,7 +223,8 @@ def _describe_products(
     fits = all(length % MULTIPLE == 0 for weight in weights for length in weight.shape)
     if has_float8_gemm(device) and fits and (policy.compute_dtype == "bfloat16" or not by_row):
         return f"float8 gemm, {how}", "", 0
-    return f"float8 values, float32 gemm, {how}", "smaller, not faster: float8 is emulated", 0
+    words = f"float8 values, {emulation(str(policy.compute_dtype), device)}, {how}"
+    return words, "smaller, not faster: float8 is emulated", 0
 
 
 def _describe_static(
@@ -240,7 +242,8 @@ def _describe_dynamic(
 def _describe_weight(
     member: Member, policy: DTypePolicy, device: str, weights: list[Parameter]
 ) -> tuple[str, str, int]:
-    return f"{policy.compute_dtype} gemm on weights made floats at each call", "smaller, not faster", 0
+    words = describe_gemm(str(policy.compute_dtype), device, widens=True)
+    return f"{words}, on weights made floats at each call", "smaller, not faster", 0
 
 
 register("float8/static", ["linear"], FrozenLinear(StaticLinear, StaticConv1D, _describe_static))
