@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from narrowcast import arrays
 from narrowcast.errors import WeightError
 from narrowcast.numerics import float8, stored_form
 from narrowcast.numerics.scaling import amax, block_amax, expand_blocks, saturating_scale
@@ -52,11 +53,36 @@ def random(seed=0, num=1_000_000):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "float8_e4m3fnuz", "float8_e5m2fnuz"])
 def test_every_midpoint_and_its_neighbours_round_to_the_expected_code(framework, dtype):
     case = VECTORS["casts"][dtype]
     codes = float8.quantize(FRAMEWORKS[framework](floats(case["input_f32"])), 1.0, dtype)
     assert_same_codes(codes, case["saturating"], dtype)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_casts_to_16_bits_round_to_the_expected_code(framework, dtype):
+    case = VECTORS["casts"][dtype]
+    with np.errstate(over="ignore"):  # NumPy says so where a value becomes infinity
+        narrow = arrays.cast(FRAMEWORKS[framework](floats(case["input_f32"])), dtype)
+    found = back(arrays.cast(narrow, "float32"))
+    expected = np.asarray(case["code"], np.uint16).view(getattr(ml_dtypes, dtype, np.float16)).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_float32_is_rounded_once_and_never_by_way_of_16_bits(framework):
+    for case in VECTORS["casts"]["double_rounding"]["e4m3fn"]:
+        x = FRAMEWORKS[framework](floats([case["f32"]]))
+        assert codes_of(float8.quantize(x, 1.0)).tolist() == [case["direct"]]
+        assert codes_of(float8.quantize(arrays.cast(x, "bfloat16"), 1.0)).tolist() == [case["via_bfloat16"]]
+
+
+def test_float64_is_rounded_to_float32_first_as_everywhere():
+    case = VECTORS["casts"]["double_rounding"]["float64_to_e4m3fn"]
+    codes = float8.quantize(np.asarray([case["value"]]), np.float32(1.0))
+    assert codes_of(codes).tolist() == [case["torch_and_ml_dtypes_go_through_float32"]]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
