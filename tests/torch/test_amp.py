@@ -8,6 +8,7 @@ import pickle
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -156,7 +157,9 @@ def test_growth_goes_on_after_the_interval_is_shortened():
     assert scaler.get_scale() == 2.0**17
 
 
-@pytest.mark.parametrize("scale, expected", [(0.0, 1.0), (0.25, 1.0), (math.inf, 1.0), (math.nan, 1.0), (8.0, 8.0)])
+@pytest.mark.parametrize(
+    "scale, expected", [(0.0, 1.0), (0.25, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1e39, 1.0), (8.0, 8.0)]
+)
 def test_a_state_that_went_astray_is_brought_back(scale, expected):
     state = {**GradScaler("cpu").state_dict(), "scale": scale}
     before = dict(state)
@@ -198,7 +201,8 @@ def test_a_disabled_scaler_passes_everything_through():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"init_scale": 0.0}, r"Got init_scale=0.0\. Expected a finite number above 0"),
+        ({"init_scale": 0.0}, r"Got init_scale=0.0\. Expected a number above 0, from 1\.18e-38 to 3\.4e\+38"),
+        ({"init_scale": 1e39}, r"init_scale=1e\+39"),
         ({"init_scale": -1.0}, "init_scale=-1.0"),
         ({"init_scale": math.nan}, "init_scale=nan"),
         ({"init_scale": math.inf}, "init_scale=inf"),
@@ -211,12 +215,26 @@ def test_a_disabled_scaler_passes_everything_through():
         ({"growth_interval": 2.5}, "growth_interval=2.5"),
         ({"growth_interval": True}, "growth_interval=True"),
         ({"floor": 0.0}, "floor=0.0"),
+        ({"floor": 1e-46}, "floor=1e-46"),
     ],
     ids=str,
 )
 def test_settings_that_cannot_work_are_refused(options, text):
     with pytest.raises(LossScaleError, match=text):
         GradScaler("cpu", **options)
+
+
+def test_settings_may_be_numbers_of_numpy():
+    scaler = GradScaler("cpu", np.float32(4.0), np.float64(2.0), np.float32(0.5), np.int64(3))
+    assert scaler.state_dict() == GradScaler("cpu", 4.0, 2.0, 0.5, 3).state_dict()
+
+
+def test_float16_gradients_are_refused_with_the_policy_that_keeps_them_wide():
+    layer = narrowcast.apply(nn.Linear(4, 4), "float16")
+    optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.1), GradScaler("cpu")
+    scaler.scale(layer(torch.ones(1, 4)).float().sum()).backward()
+    with pytest.raises(LossScaleError, match=r"Gradients are float16 .* apply 'mixed_float16' in place of 'float16'"):
+        scaler.step(optimizer)
 
 
 def test_a_scaler_in_place_of_an_optimizer_is_refused():
@@ -250,8 +268,9 @@ def test_a_new_scale_is_checked_and_kept_above_the_floor():
     one_step(weight, optimizer, scaler)
     scaler.update(0.5)
     assert scaler.get_scale() == 1.0
-    with pytest.raises(LossScaleError, match="new_scale=inf"):
-        scaler.update(math.inf)
+    for wrong in (math.inf, 1e39, "4", True, torch.ones(2)):
+        with pytest.raises(LossScaleError, match="new_scale="):
+            scaler.update(wrong)
 
 
 def test_the_state_of_float8_layers_is_not_scaled():
@@ -303,7 +322,8 @@ def trained(policy, scaler=None):
 
 def test_float16_without_a_scaler_is_one_warning_that_says_what_to_do():
     with pytest.warns(
-        UserWarning, match=r"without a loss scaler: .*Use narrowcast\.torch\.GradScaler, or a policy of bfl"
+        UserWarning,
+        match=r"without a loss scaler: .*Use narrowcast\.torch\.GradScaler and variables in float32 \(mixed_float16\), or a pol",
     ) as caught:
         trained("mixed_float16")
     assert len(caught) == 1

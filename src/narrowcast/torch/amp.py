@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
+from numbers import Integral, Real
 from types import FrameType
 from typing import Any
 
@@ -20,11 +21,16 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from narrowcast.dtype_policies import dtypes
 from narrowcast.errors import LossScaleError
+from narrowcast.numerics.scaling import LARGEST_FLOAT32
 from narrowcast.plan.plan import Plan
 from narrowcast.torch import float8_clock
 
 __all__ = ["GradScaler", "expect_scaler"]
+
+
+_SMALLEST_FLOAT32 = dtypes.get("float32").smallest_normal
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -89,7 +95,8 @@ class GradScaler(torch.amp.GradScaler):
             device = "cpu" if accelerator is None else accelerator.type
         _check_settings(init_scale, growth_factor, backoff_factor, growth_interval)
         _check_scale("floor", floor)
-        super().__init__(device, max(init_scale, floor), growth_factor, backoff_factor, growth_interval, enabled)
+        settings = float(max(init_scale, floor)), float(growth_factor), float(backoff_factor), int(growth_interval)
+        super().__init__(device, *settings, enabled)
         self._floor = float(floor)
         self._group = group
 
@@ -97,14 +104,21 @@ class GradScaler(torch.amp.GradScaler):
         """Divides the gradients of an optimizer by the scale, once a step: for clipping, before `step`.
 
         Raises:
-            LossScaleError: nothing was scaled before, or `optimizer` is no optimizer.
+            LossScaleError: nothing was scaled before, `optimizer` is no optimizer, or gradients are float16.
             RuntimeError: it was called already since the last `update`.
         """
         if not self._enabled:
             return
         self._check_order("unscale_")
         _check_optimizer(optimizer)
-        super().unscale_(optimizer)
+        try:
+            super().unscale_(optimizer)
+        except ValueError as error:
+            raise LossScaleError(
+                "Gradients are float16 and cannot be unscaled: what a scale keeps would be lost again",
+                expected="float32 gradients",
+                fix="Store the variables in float32: apply 'mixed_float16' in place of 'float16'",
+            ) from error
         found: dict[torch.device, torch.Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         scale = self._scale
         assert scale is not None
@@ -130,7 +144,7 @@ class GradScaler(torch.amp.GradScaler):
             Whether the step was taken. Learning rate schedulers and counters should follow only then.
 
         Raises:
-            LossScaleError: nothing was scaled before, or `optimizer` is no optimizer.
+            LossScaleError: nothing was scaled before, `optimizer` is no optimizer, or gradients are float16.
             RuntimeError: it was called already since the last `update`.
         """
         _check_optimizer(optimizer)
@@ -160,7 +174,8 @@ class GradScaler(torch.amp.GradScaler):
             return
         self._check_order("update")
         if new_scale is not None:
-            new_scale = float(new_scale)
+            if isinstance(new_scale, torch.Tensor) and new_scale.numel() == 1:
+                new_scale = float(new_scale)
             _check_scale("new_scale", new_scale)
         elif not self._per_optimizer_states:
             raise LossScaleError("Loss scaler is updated before a step", fix="Call `step(optimizer)` first")
@@ -174,7 +189,7 @@ class GradScaler(torch.amp.GradScaler):
         Where so many steps have gone by already, the scale grows after the next one.
         """
         _check_settings(1.0, 2.0, 0.5, new_interval)
-        super().set_growth_interval(new_interval)
+        super().set_growth_interval(int(new_interval))
         self._limit_tracker()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -194,7 +209,7 @@ class GradScaler(torch.amp.GradScaler):
             )
         scale = float(state_dict["scale"])
         # A run that went to 0 or infinity under another scaler begins again at the floor.
-        scale = max(scale, self._floor) if math.isfinite(scale) else self._floor
+        scale = max(scale, self._floor) if scale <= LARGEST_FLOAT32 else self._floor
         _check_settings(scale, state_dict["growth_factor"], state_dict["backoff_factor"], state_dict["growth_interval"])
         super().load_state_dict({**state_dict, "scale": scale})
         self._limit_tracker()
@@ -223,17 +238,18 @@ def _check_settings(scale: Any, growth_factor: Any, backoff_factor: Any, growth_
         raise _bad("growth_factor", growth_factor, "a finite number above 1")
     if not _is_number(backoff_factor) or not 0.0 < backoff_factor < 1.0:
         raise _bad("backoff_factor", backoff_factor, "a number between 0 and 1")
-    if isinstance(growth_interval, bool) or not isinstance(growth_interval, int) or growth_interval < 1:
+    if isinstance(growth_interval, bool) or not isinstance(growth_interval, Integral) or growth_interval < 1:
         raise _bad("growth_interval", growth_interval, "an integer of at least 1")
 
 
 def _check_scale(name: str, value: Any) -> None:
-    if not _is_number(value) or not 0.0 < value < math.inf:
-        raise _bad(name, value, "a finite number above 0")
+    # Of the numbers above 0, those that float32 holds with all its digits: the scale is one.
+    if not _is_number(value) or not _SMALLEST_FLOAT32 <= value <= LARGEST_FLOAT32:
+        raise _bad(name, value, f"a number above 0, from {_SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g}")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _bad(name: str, value: Any, expected: str) -> LossScaleError:
@@ -256,7 +272,8 @@ def _num_ranks() -> int:
 
 _NO_SCALER = (
     "Layers of this model compute in float16, and its optimizer stepped without a loss scaler: gradients below 6e-8 "
-    "become zero. Use narrowcast.torch.GradScaler, or a policy of bfloat16, which needs none."
+    "become zero. Use narrowcast.torch.GradScaler and variables in float32 (mixed_float16), or a policy of bfloat16, "
+    "which needs no scaler."
 )
 _expecting: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _hooks: list[Any] = []
