@@ -323,7 +323,7 @@ def trained(policy, scaler=None):
 def test_float16_without_a_scaler_is_one_warning_that_says_what_to_do():
     with pytest.warns(
         UserWarning,
-        match=r"without a loss scaler: .*narrowcast\.torch\.GradScaler and variables in float32 \(mixed_float16\), or a",
+        match=r"without a loss scaler: .*narrowcast\.torch\.GradScaler and variables in float32 \(mixed_float16\), or",
     ) as caught:
         trained("mixed_float16")
     assert len(caught) == 1
