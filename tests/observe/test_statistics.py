@@ -147,7 +147,7 @@ def test_every_shape_can_be_measured(groups: Groups, shape: tuple[int, ...]) -> 
 
 
 def test_values_that_are_not_finite_show_in_amax_and_leave_the_sums_alone() -> None:
-    clean = fields(torch.tensor([1.0, 0.3, 0.0]), Narrow("bfloat16"))
+    clean = fields(torch.tensor([1.0, 0.3]), Narrow("bfloat16"))
     spoilt = fields(torch.tensor([1.0, 0.3, math.nan]), Narrow("bfloat16"))
     assert math.isnan(spoilt.pop("amax"))
     del clean["amax"]

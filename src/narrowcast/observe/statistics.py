@@ -119,7 +119,8 @@ def measure(x: Tensor, narrow: Narrow | None, *, max_elements: int, offset: int 
     low, high = torch.aminmax(x)
     amax = torch.maximum(-low, high).float()
     values = sample(x, narrow.groups if narrow is not None else Groups.NONE, max_elements, offset)
-    # A sum with one NaN in it says nothing, so what is not finite is left out and told by amax.
+    # A sum with one NaN in it says nothing, so what is not finite is left out, of the count too, and told by amax.
+    num_finite = torch.count_nonzero(values.isfinite())
     values = values.nan_to_num(0.0, 0.0, 0.0)
     magnitudes = values.abs()
     nonzero = torch.count_nonzero(values)
@@ -139,7 +140,7 @@ def measure(x: Tensor, narrow: Narrow | None, *, max_elements: int, offset: int 
         noise = _square_sum(error)
         if factor is not None and factor.numel() == 1 and narrow.groups is Groups.TENSOR:
             scale = factor.reshape(())
-    fields = (amax, scale, zero + values.numel(), nonzero, subnormal, kept, saturated, _square_sum(values), noise)
+    fields = (amax, scale, num_finite, nonzero, subnormal, kept, saturated, _square_sum(values), noise)
     return torch.cat([torch.stack([field.float() for field in fields]), _histogram(magnitudes)])
 
 
