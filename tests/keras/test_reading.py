@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 
 import numpy
@@ -10,6 +11,7 @@ import torch
 
 import narrowcast
 import narrowcast.keras
+import narrowcast.layers
 from narrowcast import saving
 from narrowcast.dtype_policies import DTypePolicyMap
 from narrowcast.errors import CheckpointError, ModelError, PathError, TreeMismatchError
@@ -31,6 +33,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method:UserWarning"),
     pytest.mark.filterwarnings("ignore:Invalid quantization mode:UserWarning"),
 ]
+
+
+class Holder(narrowcast.layers.Layer):
+    """A model of one layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, *args):
+        return self.inner(*args)
 
 
 @pytest.fixture(params=["live", "file"])
@@ -77,6 +90,84 @@ def test_weights_of_every_class_load_with_equal_outputs(source_of):
     x = random_floats(2, 8, 6)
     # One layer in bfloat16, whose output passes two norms.
     assert_same(ours(x), theirs(x, training=False), UNIT["mixed_bfloat16"], 8)
+
+
+LAYERS = {
+    "an equation with a bias on one of two new axes": (
+        lambda layers: layers.EinsumDense("abc,cde->abde", (None, 2, 4), bias_axes="e"),
+        [(8, 6)],
+    ),
+    "an equation with a common axis": (
+        lambda layers: layers.EinsumDense("abc,bcd->abd", (8, 4), bias_axes="d"),
+        [(8, 6)],
+    ),
+    "a convolution over images": (lambda layers: layers.Conv2D(4, (3, 2), groups=2), [(8, 8, 6)]),
+    "a norm without variables": (lambda layers: layers.LayerNormalization(center=False, scale=False), [(6,)]),
+    "a norm with a beta alone": (lambda layers: layers.LayerNormalization(scale=False), [(6,)]),
+    "a norm of batches without gamma and beta": (
+        lambda layers: layers.BatchNormalization(center=False, scale=False),
+        [(6,)],
+    ),
+    "attention with a gate": (lambda layers: layers.MultiHeadAttention(2, 4, use_gate=True), [(5, 6), (4, 6)]),
+    "attention in groups": (
+        lambda layers: (layers.GroupQueryAttention if layers is keras.layers else layers.GroupedQueryAttention)(
+            4, 4, 2
+        ),
+        [(5, 6), (4, 6)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_weights_of_every_form_of_a_layer_load_with_equal_outputs(source_of, case):
+    make, shapes = LAYERS[case]
+    theirs, ours = make(keras.layers), make(narrowcast.layers)
+    inputs = [keras.Input(shape) for shape in shapes]
+    model = keras.Model(inputs, theirs(*inputs))
+    rng = numpy.random.default_rng(0)
+    model.set_weights([rng.normal(0, 0.5, w.shape) ** 2 for w in weights_of(model)])
+    x = [random_floats(2, *shape, seed=seed) for seed, shape in enumerate(shapes)]
+    root = Holder(ours)
+    root(*x)
+    saving.load_keras_weights(root.eval(), source_of(model), rename={theirs.name: "inner"})
+    # At most two products, a softmax and a norm in float32, sums of up to 36 terms.
+    assert_same(root(*x), model(x if len(x) > 1 else x[0], training=False), UNIT["float32"], 256)
+
+
+@pytest.mark.parametrize("mode", [None, "int8"])
+def test_a_table_with_a_way_back_of_its_own_loads(source_of, mode):
+    ids = keras.Input((5,), dtype="int32")
+    theirs = keras.layers.ReversibleEmbedding(VOCABULARY, 8, tie_weights=False)
+    model = keras.Model(ids, theirs(theirs(ids), reverse=True))
+    expected = theirs.reverse_embeddings.value.clone()
+    if mode:
+        model.quantize(mode)
+    ours = Holder(narrowcast.layers.ReversibleEmbedding(VOCABULARY, 8, tie_weights=False))
+    ours(token_ids())
+    saving.load_keras_weights(ours, source_of(model), rename={theirs.name: "inner"})
+    # As it is, or half a step of 127 steps of the largest magnitude.
+    atol = expected.abs().max().item() / 254 * 1.001 if mode else 0
+    torch.testing.assert_close(ours.inner.reverse_embeddings, expected, atol=atol, rtol=0)
+
+
+def test_variables_of_a_layer_that_the_config_of_a_file_does_not_name_are_refused(tmp_path):
+    path = tmp_path / "model.keras"
+    mixed_of_keras().save(path)
+    _without_layer(path, "Dense")
+    with pytest.raises(CheckpointError, match="holds variables of layers that its config does not name"):
+        narrowcast.keras.read(path)
+
+
+def _without_layer(path, class_name):
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(parts["config.json"])
+    layers = config["config"]["layers"]
+    config["config"]["layers"] = [layer for layer in layers if layer["class_name"] != class_name]
+    parts["config.json"] = json.dumps(config)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
 
 
 def test_a_transformer_of_other_paths_loads_with_equal_outputs(source_of):
@@ -153,6 +244,34 @@ def test_tables_of_int4_are_read_as_what_keras_makes_of_them(source_of, block_si
     read = narrowcast.keras.read(source_of(theirs))["0"]
     expected = theirs(torch.arange(9)[None], training=False)[0].detach().numpy()
     numpy.testing.assert_allclose(read.variables["embeddings"], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("block_size", [-1, 4])
+def test_ways_back_of_int4_are_read_as_what_keras_makes_of_them(source_of, block_size):
+    ids = keras.Input((3,), dtype="int32")
+    layer = keras.layers.ReversibleEmbedding(9, 6, tie_weights=False, name="table")
+    theirs = keras.Model(ids, layer(layer(ids), reverse=True))
+    theirs.quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=block_size))
+    found = narrowcast.keras.read(source_of(theirs))["table"].variables["reverse_embeddings"]
+    # It is what comes out for the unit vectors, to float32.
+    numpy.testing.assert_allclose(found, layer(torch.eye(6), reverse=True).detach().numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("mode, block_size", [("int8", None), ("int4", None), ("int4", -1), ("int4", 4)])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_projections_of_attention_are_told_apart_by_their_shapes(tmp_path, mode, block_size, size, use_bias):
+    # A file has no config of them, and a packed kernel is as wide as the bias here where there are two heads.
+    inputs = keras.Input((5, 6))
+    theirs = keras.Model(inputs, keras.layers.MultiHeadAttention(2, size, use_bias=use_bias)(inputs, inputs))
+    config = None if block_size is None else keras.quantizers.Int4QuantizationConfig(block_size=block_size)
+    theirs.quantize(mode, config=config)
+    theirs.save(tmp_path / "model.keras")
+    read, expected = (narrowcast.keras.read(source) for source in (tmp_path / "model.keras", theirs))
+    for layer in expected:
+        assert read[layer.path].policy.quantization_mode == layer.policy.quantization_mode or not layer.variables
+        for name, value in layer.variables.items():
+            numpy.testing.assert_allclose(read[layer.path].variables[name].reshape(value.shape), value, rtol=1e-6)
 
 
 def test_states_of_float8_are_read_as_they_are_stored(source_of):

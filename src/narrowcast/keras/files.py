@@ -24,6 +24,8 @@ _MOST_BYTES_IN_ONE = 1_000
 """A file's variables may take at most so many times its own bytes: more is no model."""
 
 _OF_LISTS = frozenset({"Sequential", "Functional", "Model"})
+_OTHER_NAMES = {"GroupQueryAttention": "GroupedQueryAttention"}
+"""Classes that a config calls by another name than the file of variables."""
 
 
 def read_file(path: Path) -> KerasModel:
@@ -108,18 +110,39 @@ class _Reader:
         self, group: Any, class_name: str, fields: Mapping[str, Any]
     ) -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
         used: dict[str, int] = {}
+        named: set[str] = set()
         number = 0
         for config in fields.get("layers", ()):
             is_input = config.get("class_name") == "InputLayer"
             if is_input and class_name == "Sequential":
                 continue
-            base = _snake_case(str(config.get("class_name")))
+            class_name_there = str(config.get("class_name"))
+            base = _snake_case(_OTHER_NAMES.get(class_name_there, class_name_there))
             count = used[base] = used.get(base, -1) + 1
             key = f"{base}_{count}" if count else base
             name = str(config.get("config", {}).get("name", key))
-            if key in group and not is_input:
-                yield str(number) if class_name == "Sequential" else name, name, self._open(group, key), config
+            if key in group:
+                named.add(key)
+                if not is_input:
+                    yield str(number) if class_name == "Sequential" else name, name, self._open(group, key), config
             number += 1
+        if further := [key for key in self._subgroups(group) if key not in named and self._holds_arrays(group[key])]:
+            raise CheckpointError(
+                "File holds variables of layers that its config does not name",
+                got={"groups": further},
+                expected="a layer in the config for each",
+            )
+
+    def _holds_arrays(self, group: Any) -> bool:
+        pending = [group]
+        while pending:
+            inner = pending.pop()
+            for name in inner:
+                child = self._open(inner, name)
+                if isinstance(child, self._h5py.Dataset):
+                    return True
+                pending.append(child)
+        return False
 
     def _held(self, group: Any, path: str) -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
         """Layers in a list: numbered where all are of one class, else by the names in the file."""

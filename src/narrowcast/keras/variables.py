@@ -36,7 +36,15 @@ _TABLE: dict[str, tuple[Names, ...]] = {
         ("embeddings", "embeddings_scale"),
         ("embeddings", "embeddings_scale", "reverse_embeddings", "reverse_embeddings_scale"),
     ),
-    "int4": (("embeddings", "embeddings_scale", "embeddings_zero", "g_idx"), ("embeddings", "embeddings_scale")),
+    "int4": (
+        ("embeddings", "embeddings_scale", "embeddings_zero", "g_idx"),
+        ("embeddings", "embeddings_scale"),
+        ("embeddings", "embeddings_scale", "reverse_embeddings", "reverse_embeddings_scale"),
+        (
+            *("embeddings", "embeddings_scale", "embeddings_zero", "g_idx"),
+            *("reverse_embeddings", "reverse_embeddings_scale", "reverse_embeddings_zero"),
+        ),
+    ),
 }
 _MOVING = ("moving_mean", "moving_variance")
 
@@ -66,10 +74,23 @@ def mode_of_arrays(class_name: str, arrays: Sequence[Any]) -> str:
     if not arrays or class_name not in ORDERS:
         return ""
     if arrays[0].dtype == np.int8:
-        # Two codes of int4 share a byte of the last axis, so scales and biases are longer than it.
-        is_packed = arrays[0].shape[-1] not in {array.shape[-1] for array in arrays[1:] if array.ndim}
-        return "int4" if is_packed and "embeddings" not in ORDERS[class_name][""][0] else "int8"
+        is_table = "embeddings" in ORDERS[class_name][""][0]
+        is_packed = _is_packed_table(arrays) if is_table else _is_packed_kernel(arrays)
+        return "int4" if is_packed else "int8"
     return "float8" if len(arrays) > len(ORDERS[class_name][""][0]) and "float8" in ORDERS[class_name] else ""
+
+
+def _is_packed_kernel(arrays: Sequence[Any]) -> bool:
+    """Whether two codes share a byte: then a kernel has two axes, and twice as many scales as bytes in a row."""
+    codes, scale = arrays[0], arrays[-1]
+    has_groups = len(arrays) > max(map(len, _KERNEL["int8"]))
+    width = codes.shape[-1]
+    return has_groups or (codes.ndim == 2 and scale.ndim == 1 and len(scale) != width and -(-len(scale) // 2) == width)
+
+
+def _is_packed_table(arrays: Sequence[Any]) -> bool:
+    """Whether a table has groups, which int8 has not. Without them its arrays look alike, and are taken for int8."""
+    return len(arrays) > 1 and arrays[1].ndim > 1
 
 
 def named(class_name: str, arrays: Sequence[Any], mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,10 +105,14 @@ def named(class_name: str, arrays: Sequence[Any], mode: str, config: Mapping[str
     Raises:
         CheckpointError: the layer has no form with so many variables in this mode.
     """
+    if not arrays:  # not built, or without variables
+        return {}
     if class_name not in ORDERS:
         return {str(number): array for number, array in enumerate(arrays)}
     absent = {name for name, flag in (("gamma", "scale"), ("beta", "center")) if config.get(flag) is False}
     for names in ORDERS[class_name].get(mode, ()):
+        if "embeddings_zero" in names and not _is_packed_table(arrays):
+            continue
         if len(names) == len(arrays) and not absent & set(names):
             return dict(zip(names, arrays, strict=True))
     raise CheckpointError(
@@ -154,15 +179,19 @@ def _aligned(scale: Any, shape: tuple[int, ...], equation: str) -> Any:
 
 def _from_int4(name: str, stored: Mapping[str, Any], class_name: str, equation: str | None) -> Any:
     packed, scale = stored[name].astype(np.uint8), np.asarray(stored[f"{name}_scale"], np.float32)
-    is_table = name == "embeddings"
+    is_table, is_reverse = name == "embeddings", name == "reverse_embeddings"
     groups = stored.get("g_idx")
+    if is_reverse:  # its bytes hold two codes of a column
+        packed = packed.T
     width = packed.shape[-1] * 2
-    if not is_table:
+    if not is_table and not is_reverse:
         width = scale.shape[-1]
     elif groups is not None:
         width = len(groups)
     nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)[..., :width]
     codes = np.where(nibbles > 7, nibbles.astype(np.float32) - 16, nibbles.astype(np.float32))
+    if is_reverse:
+        codes = codes.T
     if groups is None:
         return codes / (scale[:, None] if is_table else scale)
     index = np.asarray(groups).astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,8 @@ class ReversibleEmbedding(Embedding):
         self.reverse_dtype = None if reverse_dtype is None else dtypes.standardize(reverse_dtype)
         self.logit_soft_cap = logit_soft_cap
         self._take(weights)
+
+    _variables_below: ClassVar = {"reverse_embeddings": ("head", "kernel")}
 
     @property
     def reverse_embeddings(self) -> Any:

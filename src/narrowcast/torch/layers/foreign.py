@@ -32,10 +32,9 @@ def load(model: Layer, weights: Weights, rename: Rename = None) -> None:
         TreeMismatchError: a layer or variable is on one side only, or has another shape; lists all.
     """
     layers = {layer.path or "": layer for layer in model._flatten_layers()}
-    own = {path: dict(layer._own_variables()) for path, layer in layers.items()}
-    own = {path: {n: v for n, v in variables.items() if v is not None} for path, variables in own.items()}
-    wanted = {path: variables for path, variables in own.items() if variables}
-    given = {_renamed(path, rename): variables for path, variables in weights.items()}
+    wanted = _wanted(layers)
+    given = {_renamed(path, rename): dict(variables) for path, variables in weights.items()}
+    _move_below(given, layers)
     differences: list[str] = []
     chosen: list[tuple[Layer, str, Any, Tensor]] = []
     for path in dict.fromkeys([*wanted, *given]):
@@ -69,6 +68,26 @@ def load(model: Layer, weights: Weights, rename: Rename = None) -> None:
         else:
             with torch.no_grad():
                 present.copy_(value)
+
+
+def _wanted(layers: Mapping[str, Layer]) -> dict[str, dict[str, Any]]:
+    """The variables to be set, by path and name; one that two layers list, once."""
+    seen: set[int] = set()
+    wanted: dict[str, dict[str, Any]] = {}
+    for path, layer in layers.items():
+        for name, value in layer._own_variables():
+            if value is not None and id(value) not in seen:
+                seen.add(id(value))
+                wanted.setdefault(path, {})[name] = value
+    return wanted
+
+
+def _move_below(given: dict[str, dict[str, Any]], layers: Mapping[str, Layer]) -> None:
+    for path, layer in layers.items():
+        for name, (child, there) in layer._variables_below.items():
+            below = f"{path}/{child}" if path else child
+            if below in layers and name in given.get(path, {}):
+                given.setdefault(below, {})[there] = given[path].pop(name)
 
 
 def _renamed(path: str, rename: Rename) -> str:

@@ -89,6 +89,9 @@ class Variables(nn.Module):
     variable_names: ClassVar[tuple[str, ...]] = ()
     """The variables of a layer with a core, in Keras' order; each is a property of the layer, in Keras' layout."""
 
+    _variables_below: ClassVar[dict[str, tuple[str, str]]] = {}
+    """Variables that are the layer's own in Keras, and a child's here: by name, the child and the name there."""
+
     path: Any
     built: bool
     _is_settled: bool
