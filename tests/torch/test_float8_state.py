@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import narrowcast
 from narrowcast.errors import ModelError
 from narrowcast.numerics import delayed_scaling
-from narrowcast.torch import float8_clock
+from narrowcast.torch import float8_clock, float8_gemm
 from narrowcast.torch.float8_clock import advance, set_clock
 from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE
 from tests.torch.models import tiny_lm
@@ -324,6 +324,31 @@ def test_state_stays_float32_through_half_and_moves():
     model.c.float()
     optimizer.step()
     assert model.a.float8_history_index.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+@pytest.mark.parametrize("mode", ["float8", "float8/current", "float8/rowwise", "float8/block"])
+def test_another_default_dtype_changes_nothing(mode, has_bfloat16, monkeypatch):
+    monkeypatch.setattr(float8_gemm, "SLOW_ON_CPU", frozenset() if has_bfloat16 else {torch.bfloat16})
+    inputs = [randn(5, 16, seed=seed) for seed in range(2)]
+
+    def train():
+        torch.manual_seed(0)
+        layer = narrowcast.apply(nn.Linear(16, 8, dtype=torch.float32), f"{mode}_from_mixed_bfloat16")
+        optimizer = sgd(layer)
+        for x in inputs:
+            layer(x).square().sum().backward()
+            optimizer.step()
+        return list(layer.state_dict().values())
+
+    expected = train()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = train()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in expected]
+    assert all(map(torch.equal, found, expected))
 
 
 def test_state_made_on_the_meta_device_is_empty_once_it_is_real():

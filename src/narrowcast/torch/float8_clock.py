@@ -268,7 +268,7 @@ class Arena:
         self._tensors = _tensors(layers)
         self._addresses = [history.data_ptr() for history in self._tensors[0]]
         largest = [to.largest * 2.0 ** -layers[0]._float8_margin for _, to in ROLES]
-        self._largest = torch.tensor(largest * (row // len(largest)), device=self.history.device)
+        self._largest = self.scale.new_tensor(largest * (row // len(largest)))
 
     def living(self) -> Iterator[Any]:
         """The layers that still exist."""

@@ -141,7 +141,9 @@ def _two_numbers(a_inv: Number, b_inv: Number) -> tuple[float, float] | None:
 
 def _along_rows(inverse: Number) -> Tensor:
     """A factor as a column, one number for each row or for all."""
-    return inverse.reshape(-1, 1) if isinstance(inverse, Tensor) else torch.tensor([[inverse]])
+    if isinstance(inverse, Tensor):
+        return inverse.reshape(-1, 1)
+    return torch.tensor([[inverse]], dtype=torch.float32, device="cpu")  # numbers are of tensors of the CPU
 
 
 def _scaled_product(a: Tensor, b: Tensor, factors: tuple[float, float], bias: Tensor | None = None) -> Tensor:

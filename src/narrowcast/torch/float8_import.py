@@ -56,7 +56,7 @@ def read_keras(variables: Mapping[str, Any], *, margin: int = 0) -> dict[str, Te
         history = torch.cat([newest_first[1:], newest_first[:1]])
         histories.append(history)
         scales.append(_scale_of(history, to, margin))
-    return _state(scales, histories, [torch.zeros(())] * len(ROLES))
+    return _state(scales, histories, [torch.zeros((), device="cpu")] * len(ROLES))
 
 
 def read_transformer_engine(state: Mapping[str, Any], *, gemm: int = 0) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def read_transformer_engine(state: Mapping[str, Any], *, gemm: int = 0) -> dict[
         history[0] = 0.0
         histories.append(history)
         has_seen = bool(history.any())
-        scales.append(scale[column] if has_seen else torch.zeros(()))
+        scales.append(scale[column] if has_seen else torch.zeros((), device="cpu"))
     return _state(scales, histories, pending)
 
 

@@ -47,10 +47,10 @@ def new_state(num_products: int, length: int, device: torch.device) -> dict[str,
     """Returns the four tensors of a module that has seen nothing yet, by name."""
     num_roles = num_products * len(ROLES)
     return {
-        SCALE: torch.zeros(num_roles, device=device),
-        HISTORY: torch.zeros(num_roles, length, device=device),
+        SCALE: torch.zeros(num_roles, dtype=torch.float32, device=device),
+        HISTORY: torch.zeros(num_roles, length, dtype=torch.float32, device=device),
         INDEX: torch.zeros(num_roles, dtype=torch.int64, device=device),
-        PENDING: torch.zeros(num_roles, device=device),
+        PENDING: torch.zeros(num_roles, dtype=torch.float32, device=device),
     }
 
 

@@ -197,7 +197,7 @@ class _Frozen(_FromTraining):
 
 def _common(scales: Tensor) -> Tensor:
     """The scale of a weight that one product used as a whole; 0 where several used parts of it."""
-    return scales[0] if int((scales > 0).sum()) == 1 else torch.zeros(())
+    return scales[0] if int((scales > 0).sum()) == 1 else scales.new_zeros(())
 
 
 class FrozenLinear(_Frozen, LinearScheme):
