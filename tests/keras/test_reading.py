@@ -269,9 +269,19 @@ def test_projections_of_attention_are_told_apart_by_their_shapes(tmp_path, mode,
     theirs.save(tmp_path / "model.keras")
     read, expected = (narrowcast.keras.read(source) for source in (tmp_path / "model.keras", theirs))
     for layer in expected:
-        assert read[layer.path].policy.quantization_mode == layer.policy.quantization_mode or not layer.variables
         for name, value in layer.variables.items():
             numpy.testing.assert_allclose(read[layer.path].variables[name].reshape(value.shape), value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [-1, 2, 4])
+def test_the_length_of_groups_shows_in_a_file_without_configs(tmp_path, block_size):
+    inputs = keras.Input((5, 6))
+    theirs = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs))
+    theirs.quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=block_size))
+    theirs.save(tmp_path / "model.keras")
+    read = narrowcast.keras.read(tmp_path / "model.keras")
+    for name in ("query", "value", "attention_output"):
+        assert read[f"attention/{name}"].policy.name == f"int4/{block_size}_from_float32"
 
 
 def test_states_of_float8_are_read_as_they_are_stored(source_of):

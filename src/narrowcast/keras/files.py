@@ -16,7 +16,7 @@ from narrowcast import dtype_policies
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap
 from narrowcast.errors import CheckpointError, NarrowcastError, UnsupportedError
 from narrowcast.keras.records import KerasLayer, KerasModel, attribute_path
-from narrowcast.keras.variables import ORDERS, floats_of, mode_of_arrays, named
+from narrowcast.keras.variables import ORDERS, floats_of, mode_of_arrays, named, spelled
 
 __all__ = ["read_file"]
 
@@ -53,7 +53,7 @@ def read_file(path: Path) -> KerasModel:
             return KerasModel(tuple(_Reader(h5py, len(content)).layers(file, config)))
     except NarrowcastError:
         raise
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"File {str(path)!r} is corrupt: {type(error).__name__}: {error}") from error
 
 
@@ -79,10 +79,10 @@ class _Reader:
         mode = (policy.quantization_mode or "") if says_mode and policy is not None else ""
         if not mode:
             mode = mode_of_arrays(class_name, arrays)
-            if mode and policy is not None and policy.quantization_mode is None:
-                # The layer was quantized after it was made by the one above, whose config does not say so.
-                policy = dtype_policies.get(f"{mode if mode != 'int4' else 'int4/-1'}_from_{policy.name}")
         stored = named(class_name, arrays, mode, fields)
+        if mode and policy is not None and policy.quantization_mode is None:
+            # The layer was quantized after it was made by the one above, whose config does not say so.
+            policy = dtype_policies.get(f"{spelled(mode, stored)}_from_{policy.name}")
         floats = floats_of(class_name, mode, stored, fields.get("equation"))
         yield KerasLayer(path, class_name, policy, floats, stored, keras_path)
         for name, keras_name, child, inner in self._children(group, class_name, fields):

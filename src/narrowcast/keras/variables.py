@@ -14,7 +14,7 @@ import numpy as np
 
 from narrowcast.errors import CheckpointError, UnsupportedError
 
-__all__ = ["floats_of", "mode_of_arrays", "named"]
+__all__ = ["floats_of", "mode_of_arrays", "named", "spelled"]
 
 Names = tuple[str, ...]
 
@@ -120,6 +120,19 @@ def named(class_name: str, arrays: Sequence[Any], mode: str, config: Mapping[str
         got={"shapes": [tuple(array.shape) for array in arrays], "mode": mode or "none"},
         expected=" or ".join(", ".join(names) for names in ORDERS[class_name].get(mode, ())),
     )
+
+
+def spelled(mode: str, stored: Mapping[str, Any]) -> str:
+    """Returns a mode as policies spell it; of int4 with one group, the length of that: what was asked may be more.
+
+    Example:
+        >>> spelled("int4", {"g_idx": np.array([0, 0, 1])}), spelled("int4", {}), spelled("int8", {})
+        ('int4/2', 'int4/-1', 'int8')
+    """
+    if mode != "int4":
+        return mode
+    groups = stored.get("g_idx")
+    return f"int4/{-1 if groups is None else int((groups == groups[0]).sum())}"
 
 
 def floats_of(class_name: str, mode: str, stored: Mapping[str, Any], equation: str | None = None) -> dict[str, Any]:
