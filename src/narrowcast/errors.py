@@ -76,6 +76,9 @@ _SHORT_NAMES = {
     "fp8": "float8",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
+    "float8/delayed": "float8",
+    "float8/tensorwise": "float8/current",
+    "mixed_float8": "float8",
     "w8a8": "int8",
     "w8a16": "int8/weight",
 }

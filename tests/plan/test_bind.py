@@ -103,7 +103,7 @@ def test_a_single_policy_that_no_site_can_carry_is_an_error() -> None:
     tree = Tree((container(""), site("norm", kind="norm", shape=(4,))))
     assert _error(tree, "int8").findings == (
         "The policy for every layer asks for int8, and none of the 2 layers it reaches can have it: "
-        "a container has no floating parameters of its own; int8 does not exist for ('norm',)",
+        "int8 does not exist for ('norm',)",
     )
 
 
@@ -406,6 +406,24 @@ def test_a_mode_without_a_source_is_no_warning_where_the_default_says_nothing_el
 def test_a_key_in_another_syntax_is_told_in_this_one(key: str, hint: str) -> None:
     (finding,) = _error(encoder(2), {key: "int8"}).findings
     assert finding == f"Rule '{key}' matches no layer; did you mean {hint!r}?"
+
+
+@pytest.mark.parametrize(("key", "meant"), [("layer.0.query", "layer/0/query"), ("layer.1.*", "layer/1/.*")])
+def test_dots_that_match_as_any_character_are_a_warning(key: str, meant: str) -> None:
+    assert plan(encoder(12), {key: "int8"}).warnings == (
+        f"Rule '{key}' has dots, each of which stands for any character; paths are joined by slashes, "
+        f"so '{meant}' may be meant",
+    )
+
+
+@pytest.mark.parametrize("key", ["layer/./query", r"layer/\d+/query", "layer.*", "head.*"])
+def test_dots_that_a_pattern_needs_are_no_warning(key: str) -> None:
+    assert plan(encoder(12), {key: "int8"}).warnings == ()
+
+
+def test_a_suggested_key_can_be_pasted_into_a_policy_file() -> None:
+    (finding,) = _error(encoder(2), {r"layers\d/query/weight": "int8", "head": "int8"}).findings[:1]
+    assert "\\\\" not in finding
 
 
 def test_a_rule_that_matches_and_never_wins_is_a_warning() -> None:

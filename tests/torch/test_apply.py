@@ -301,6 +301,36 @@ def test_dequantize_gives_back_the_float_policy_that_was_carried_before(first):
     torch.testing.assert_close(result, expected, rtol=2**-5, atol=2**-5)
 
 
+@pytest.mark.parametrize("is_reloaded", [False, True])
+@pytest.mark.parametrize(
+    "policies",
+    [
+        ("float8_from_mixed_bfloat16", "float8/current"),
+        ("float8_from_mixed_bfloat16", "float8/current", "float8"),
+        ("float8_from_mixed_bfloat16", "float8/dynamic"),
+        ("mixed_bfloat16", "float8", "float8/current"),
+    ],
+    ids="->".join,
+)
+def test_dequantize_gives_back_the_source_of_the_mode_that_another_took_over_from(policies, is_reloaded, tmp_path):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+    for policy in policies:
+        narrowcast.apply(model, {"0": policy})
+    if is_reloaded:
+        narrowcast.save(model, tmp_path / "saved")
+        model = narrowcast.load(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), tmp_path / "saved")
+    narrowcast.dequantize(model)
+    assert model[0].dtype_policy.name == "mixed_bfloat16"
+    assert model[0](torch.ones(1, 16)).dtype is torch.bfloat16
+
+
+def test_dequantize_leaves_no_policy_where_there_was_none_before_the_first_mode():
+    model = nn.Sequential(nn.Linear(16, 16))
+    for policy in ("float8", "float8/current", "float8/weight"):
+        narrowcast.apply(model, policy)
+    assert type(narrowcast.dequantize(model)[0]) is nn.Linear
+
+
 def test_a_plan_made_on_the_meta_device_applies_to_the_real_model():
     with torch.device("meta"):
         chosen = narrowcast.plan(nn.Sequential(nn.Linear(64, 64)), {"0": "int8"})

@@ -202,7 +202,7 @@ def test_prepare_touches_nothing():
     "policy, reason",
     [
         ("float8_e4m3fn", "PyTorch has no arithmetic in float8_e4m3fn"),
-        ("int8", "int8 is not floating, and floats are never cast to what is not"),
+        ("int8", "int8 is not floating, and floats are never cast to what is not; the mode is int8_from_float32"),
         ("complex64", "complex64 is not floating, and floats are never cast to what is not"),
     ],
 )

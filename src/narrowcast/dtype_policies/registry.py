@@ -160,7 +160,7 @@ def parse_mode(text: str) -> tuple[Mode, dict[str, int]]:
         known = [grammar for grammar in known if grammar.partition("/")[0] == family]
     near = closest(text, known)
     raise PolicyError(
-        "Quantization mode is unknown" if mode is None else "Quantization mode is incomplete",
+        "Quantization mode is incomplete" if mode is not None and mode.name == text else "Quantization mode is unknown",
         got={"mode": text},
         expected=f"one of {', '.join(known)}",
         suggestion=near[0] if near else None,

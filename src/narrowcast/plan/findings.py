@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ __all__ = ["Findings"]
 
 _MAX_SUGGESTIONS = 10  # rules for which near paths are looked up; each look takes milliseconds
 _MAX_REASONS = 3
+_DOTS = re.compile(r"(?<=\w)\.(?=\w)")
 
 
 @dataclass(slots=True)
@@ -27,17 +29,20 @@ class _Group:
     num_sites: int = 0
     details: dict[str, int] = field(default_factory=dict)
 
-    def add(self, detail: str = "") -> None:
+    def add(self, detail: str = "", num_bytes: int = 0) -> None:
         self.num_sites += 1
         if detail:
-            self.details[detail] = self.details.get(detail, 0) + 1
+            self.details[detail] = self.details.get(detail, 0) + num_bytes
 
     def where(self) -> str:
         return _layers(self.num_sites, self.first)
 
     def why(self) -> str:
-        shown = list(self.details)[:_MAX_REASONS]
-        more = len(self.details) - len(shown)
+        """The reasons: those of the largest layers first, those of layers without parameters if there are no others."""
+        told = [reason for reason, num_bytes in self.details.items() if num_bytes] or list(self.details)
+        told.sort(key=lambda reason: -self.details[reason])
+        shown = told[:_MAX_REASONS]
+        more = len(told) - len(shown)
         return "; ".join(shown) + (f"; and {more} more reasons" if more else "")
 
 
@@ -96,7 +101,7 @@ class Findings:
             self._given[rule] = self._given.get(rule, 0) + 1
         else:
             reason = outcome.reason or f"{site.kind} layers cannot"
-            self._refused.setdefault(rule, _Group(site.path, site.kind == "container")).add(reason)
+            self._refused.setdefault(rule, _Group(site.path, site.kind == "container")).add(reason, site.num_bytes)
 
     def errors(self, tree: Tree) -> Iterator[str]:
         """Yields every finding, each once, in a stable order."""
@@ -114,6 +119,7 @@ class Findings:
 
     def warnings(self) -> Iterator[str]:
         """Yields what is no error: rules that never win, modes that start from another dtype than the default."""
+        yield from self._dotted()
         default = self._float_default
         for (rule, source), group in self._beside_default.items() if default is not None else ():
             policy = self._resolver.rules[rule]
@@ -127,6 +133,17 @@ class Findings:
                 beaten_by = ", ".join(quoted(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
                 matched = _count(self._matched[rule])
                 yield f"Rule {quoted(rule)} matches {matched} and wins at none: it loses to {beaten_by}"
+
+    def _dotted(self) -> Iterator[str]:
+        for rule in self._resolver.rules:
+            slashed = _DOTS.sub("/", rule)
+            if slashed != rule and slashed.endswith(".*"):
+                slashed = f"{slashed[:-2]}/.*"
+            if slashed != rule and "/" not in rule and rule in self._matched:
+                yield (
+                    f"Rule {quoted(rule)} has dots, each of which stands for any character; paths are joined by "
+                    f"slashes, so {quoted(slashed)} may be meant"
+                )
 
     def _overlap(self, rules: tuple[str, ...], group: _Group, where: tuple[str, ...], *, is_shared: bool) -> str:
         named = " and ".join(f"{quoted(key)} ({self._resolver.rules[key].name})" for key in rules)
@@ -178,5 +195,5 @@ def _none_of(num_sites: int) -> str:
 
 
 def _either(names: Iterable[str]) -> str:
-    *others, last = (repr(name) for name in names)
+    *others, last = (quoted(name) for name in names)
     return f"{', '.join(others)} or {last}" if others else last

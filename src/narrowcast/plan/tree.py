@@ -280,7 +280,7 @@ class Tree:
         except KeyError:
             near = closest(str(path), self._by_path)
             raise PathError(
-                f"Path {path!r} is not in {self.name}",
+                f"Path '{path}' is not in {self.name}",
                 expected="the attribute path of a layer, joined by '/'",
                 suggestion=near[0] if near else None,
                 fix="List the paths with `narrowcast plan MODEL`",

@@ -184,15 +184,20 @@ def carries_out(row: Row) -> DTypePolicy | None:
     return None if row.given == keep else row.given
 
 
-def asked_of(row: Row) -> DTypePolicy:
-    """Returns the policy that `dequantize` reads the source of: `keep` there means a module without a policy."""
+def asked_of(row: Row, before: DTypePolicy | None = None) -> DTypePolicy:
+    """Returns the policy that `dequantize` reads the source of: `keep` there means a module without a policy.
+
+    Args:
+        row: what a plan says of the module.
+        before: what this returned for the policy that the module carries now, where that is known.
+    """
     if row.asked is None:
         return row.given
-    before = row.site.policy
-    if row.asked.source is keep and before is not None and before != keep and before.quantization_mode is None:
-        # The site carried a float policy, which `keep` stands for.
-        return row.given
-    return row.asked
+    present = row.site.policy
+    if row.asked.source is not keep or present is None or present == keep:
+        return row.asked
+    # `keep` stands for the float policy that the module carries, or that the mode it carries started from.
+    return row.asked if before is not None and before.source is keep else row.given
 
 
 def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
@@ -228,7 +233,7 @@ def _changes(model: nn.Module, chosen: Plan) -> list[Change]:
                 ) from None
             for change in built:
                 if change.module is module:
-                    change.new_dict["_asked_policy"] = asked_of(row)
+                    change.new_dict["_asked_policy"] = asked_of(row, module.__dict__.get("_asked_policy"))
             changes += built
     changes += fused.changes_for(model, carried, changes)
     return changes

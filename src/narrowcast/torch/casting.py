@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from narrowcast.dtype_policies import DTypePolicy, dtypes
+from narrowcast.dtype_policies import DTypePolicy, dtypes, registry
 from narrowcast.errors import UnsupportedError, WeightError
 from narrowcast.plan.carrier import Status, Verdict
 from narrowcast.plan.tree import Member, Site
@@ -158,7 +158,8 @@ def _has_no_arithmetic(policy: DTypePolicy) -> str:
         return ""
     if policy.compute_dtype is None or dtypes.get(policy.compute_dtype).is_floating:
         return f"PyTorch has no arithmetic in {policy.compute_dtype}"
-    return f"{policy.compute_dtype} is not floating, and floats are never cast to what is not"
+    hint = f"; the mode is {policy.compute_dtype}_from_float32" if registry.find_mode(policy.compute_dtype) else ""
+    return f"{policy.compute_dtype} is not floating, and floats are never cast to what is not{hint}"
 
 
 def _refusal(member: Member, policy: DTypePolicy) -> str:
