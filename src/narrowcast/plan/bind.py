@@ -74,14 +74,7 @@ def bind(tree: Tree, policy: Any, carrier: Carrier, *, strict: bool = True, fall
     if fallback not in _FALLBACKS:
         raise PolicyError("Fallback is unknown", got={"fallback": fallback}, expected="'source' or 'error'")
     policies = as_map(policy)
-    resolver, outcomes = Resolver(policies), Outcomes(carrier, tree)
-    findings = Findings(resolver, policies)
-    bound: list[tuple[Site, Choice, Outcome]] = []
-    for site in tree:
-        choice = resolver.choose(site)
-        outcome = outcomes.at(site, choice)
-        findings.add(site, choice, outcome)
-        bound.append((site, choice, outcome))
+    findings, bound = _look_up(tree, policies, carrier)
     errors, refused = list(findings.errors(tree)), list(findings.fallbacks()) if fallback == "error" else []
     if refused or (strict and errors):
         raise PlanError(
@@ -92,6 +85,26 @@ def bind(tree: Tree, policy: Any, carrier: Carrier, *, strict: bool = True, fall
     changes = any(outcome.changes_activations for _, _, outcome in bound)
     rows = tuple(_row(site, choice, outcome, changes=changes) for site, choice, outcome in bound)
     return Plan(tree, policies, rows, (*errors, *findings.warnings()))
+
+
+def idle_rules(tree: Tree, policies: DTypePolicyMap, carrier: Carrier) -> list[str]:
+    """Returns what `bind` finds of rules that match nothing or can do nothing, whatever else does not hold."""
+    return list(_look_up(tree, policies, carrier)[0].idle(tree))
+
+
+def _look_up(
+    tree: Tree, policies: DTypePolicyMap, carrier: Carrier
+) -> tuple[Findings, list[tuple[Site, Choice, Outcome]]]:
+    """What the map says of every site, and what comes of it."""
+    resolver, outcomes = Resolver(policies), Outcomes(carrier, tree)
+    findings = Findings(resolver, policies)
+    bound: list[tuple[Site, Choice, Outcome]] = []
+    for site in tree:
+        choice = resolver.choose(site)
+        outcome = outcomes.at(site, choice)
+        findings.add(site, choice, outcome)
+        bound.append((site, choice, outcome))
+    return findings, bound
 
 
 def _row(site: Site, choice: Choice, outcome: Outcome, *, changes: bool) -> Row:

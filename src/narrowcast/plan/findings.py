@@ -107,10 +107,14 @@ class Findings:
         """Yields every finding, each once, in a stable order."""
         for (rules, is_shared), (group, where) in self._overlaps.items():
             yield self._overlap(rules, group, where, is_shared=is_shared)
-        yield from self._unmatched(tree)
-        yield from self._powerless()
+        yield from self.idle(tree)
         for text, group in self._conflicts.items():
             yield f"{text} ({group.where()}); dequantize the model first"
+
+    def idle(self, tree: Tree) -> Iterator[str]:
+        """Yields the rules that match nothing, and those that can do nothing."""
+        yield from self._unmatched(tree)
+        yield from self._powerless()
 
     def fallbacks(self) -> Iterator[str]:
         """Yields the sites that fall back, grouped by rule and reason."""

@@ -12,7 +12,7 @@ from torch import nn
 import narrowcast
 from narrowcast import config
 from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, QuantizedDTypePolicy
-from narrowcast.errors import LayerError, OverlapError, UnsupportedError
+from narrowcast.errors import LayerError, OverlapError, PlanError, UnsupportedError
 from narrowcast.layers import (
     Activation,
     Dense,
@@ -208,10 +208,55 @@ def test_patterns_that_contradict_each_other_are_an_error_before_any_variable_is
     assert list(layer.up.parameters()) == []
 
 
-def test_a_map_may_name_layers_that_are_not_there_and_a_plan_then_says_so():
-    layer = block(dtype=DTypePolicyMap("float32", {"upp": "bfloat16"}))
-    with pytest.raises(narrowcast.errors.PlanError, match="up"):
-        narrowcast.plan(layer, {"upp": "bfloat16"})
+@pytest.mark.parametrize("is_called", [True, False])
+@pytest.mark.parametrize(
+    ("key", "policy", "finding"),
+    [
+        ("upp", "bfloat16", "Rule 'upp' matches no layer; did you mean 'up'?"),
+        ("up/kernel", "bfloat16", "Rule 'up/kernel' matches no layer; did you mean 'up'?"),
+        ("block/up", "bfloat16", "Rule 'block/up' matches no layer; did you mean 'up'?"),
+        ("norm", "int8_from_float32", "Rule 'norm' asks for int8, and the one layer it reaches cannot have it: "),
+    ],
+)
+def test_a_map_with_a_rule_for_nothing_is_an_error_once_the_layer_is_built(key, policy, finding, is_called):
+    layer = Block(8, dtype=DTypePolicyMap("float32", {key: policy}))
+    with pytest.raises(PlanError, match="Policy map does not fit Block at 'the root'") as caught:
+        layer(floats(2, 4)) if is_called else layer.build((None, 8))
+    assert caught.value.findings[0].startswith(finding)
+
+
+def test_a_map_may_have_optional_rules_for_nothing():
+    given = DTypePolicyMap("float32", {"upp": "bfloat16", "up": "bfloat16"}, optional=["upp"])
+    assert block(dtype=given).up.compute_dtype == "bfloat16"
+
+
+def test_a_map_that_is_handed_down_is_checked_where_it_was_given():
+    class Outer(Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = Block(8, dtype=kwargs["dtype"])
+
+        def call(self, x):
+            return self.inner(x)
+
+    outer = Outer(dtype=DTypePolicyMap("float32", {"inner/up": "bfloat16"}))
+    outer(floats(2, 4))
+    assert outer.inner.up.compute_dtype == "bfloat16"
+
+
+def test_a_map_is_checked_when_all_layers_are_built():
+    class Late(Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.first, self.second = Dense(4), Block(8)
+
+        def call(self, x):
+            return self.first(x) if x.shape[-1] == 4 else self.second(x)
+
+    late = Late(dtype=DTypePolicyMap("float32", {"second/up": "bfloat16"}))
+    late(torch.ones(2, 4))
+    late(floats(2, 8))
+    assert late.second.up.compute_dtype == "bfloat16"
 
 
 def test_a_layer_that_is_not_built_says_what_it_was_given():

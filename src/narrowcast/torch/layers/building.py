@@ -12,6 +12,7 @@ from torch import nn
 from narrowcast.torch.layers import shapes, weights
 from narrowcast.torch.layers.calls import call_on_zeros
 from narrowcast.torch.layers.carrying import carry, is_bare
+from narrowcast.torch.layers.checking import check_map
 
 __all__ = ["Building", "building"]
 
@@ -81,6 +82,10 @@ class Building(nn.Module):
             self.trainable = False
         self._is_settled = True
 
+    def _check_map(self) -> None:
+        """Raises where the map that the layer was given has rules for nothing; see `checking`."""
+        check_map(self)  # type: ignore[arg-type]
+
     def _call_on_zeros(self, shape: Any) -> None:
         was_training = [module for module in self.modules() if module.training]
         try:
@@ -138,6 +143,7 @@ def building(build: Callable[..., None]) -> Callable[..., None]:
             self._is_building = False
         self._build_shapes = {name: shape for name, shape in given.items() if shape is not None} or None
         self._settle()
+        self._check_map()
 
     built.__name__, built.__doc__, built.__wrapped__ = "build", build.__doc__, build  # type: ignore[attr-defined]
     return built

@@ -107,7 +107,9 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: b
             if told is not None and not told_by_place:
                 kwargs["training"] = told
             # Its class may have changed to one that carries a policy.
-            return self.forward(*args, **kwargs)
+            outputs = self.forward(*args, **kwargs)
+            self._check_map()
+            return outputs
         if torch.compiler.is_compiling():
             if told is None:
                 if takes_training:
