@@ -19,7 +19,7 @@ from narrowcast.torch.carried import Cast, drift
 from narrowcast.torch.gemm import is_slow
 from narrowcast.torch.inputs import cast_arguments, cast_floats
 
-__all__ = ["CustomCast", "KnownCast", "Shadowed"]
+__all__ = ["CustomCast", "KnownCast", "Shadowed", "speaks_of_dtypes"]
 
 _MISSING = object()
 _DTYPE_WORDS = ("dtype", "type (", "scalar type")
@@ -101,6 +101,11 @@ class Shadowed(Cast):
         return cast if changed else None
 
 
+def speaks_of_dtypes(error: RuntimeError) -> bool:
+    """Says whether an error of PyTorch is about operands of different dtypes."""
+    return any(word in str(error) for word in _DTYPE_WORDS)
+
+
 class CustomCast(Shadowed):
     """A module with a forward of its author: inputs and parameters in the compute dtype, outputs as they come."""
 
@@ -110,7 +115,7 @@ class CustomCast(Shadowed):
         try:
             return self._narrowcast_call(compute, compute, args, kwargs)
         except RuntimeError as error:
-            if not torch.compiler.is_compiling() and any(word in str(error) for word in _DTYPE_WORDS):
+            if not torch.compiler.is_compiling() and speaks_of_dtypes(error):
                 error.add_note(
                     f"This happened inside {type(self).__name__}, whose own arithmetic runs in {compute} under "
                     f"{self._dtype_policy!r}. Children without a policy compute in the dtype of their parameters; and "

@@ -264,3 +264,26 @@ def test_gradients_reach_what_comes_before_a_quantized_layer():
     model.quantize("int8", filters="1")
     model(floats(2, 16)).sum().backward()
     assert model[0].core.weight.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["sequential", "custom"])
+def test_an_error_of_dtypes_names_the_modules_of_pytorch_that_carry_no_policy(kind):
+    class Custom(Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.first, self.plain = Dense(3), nn.Linear(3, 2)
+
+        def call(self, x):
+            return self.plain(self.first(x))
+
+    if kind == "custom":
+        layer, path = Custom(dtype="mixed_bfloat16"), "plain"
+    else:
+        layer, path = Sequential([Dense(3), nn.Linear(3, 2)], dtype="mixed_bfloat16"), "1"
+    with pytest.raises(RuntimeError, match="dtype") as caught:
+        layer(torch.ones(2, 4))
+    (note,) = [note for note in caught.value.__notes__ if "take no policy from the layer" in note]
+    advice = f"narrowcast.apply(layer, {{{path!r}: 'mixed_bfloat16'}})"
+    assert note.endswith(advice)
+    narrowcast.apply(layer, {path: "mixed_bfloat16"})  # which is the advice
+    assert layer(torch.ones(2, 4)).dtype is torch.bfloat16

@@ -12,7 +12,7 @@ from torch import nn
 from narrowcast.torch.layers import shapes, weights
 from narrowcast.torch.layers.calls import call_on_zeros
 from narrowcast.torch.layers.carrying import carry, is_bare
-from narrowcast.torch.layers.checking import check_map
+from narrowcast.torch.layers.checking import check_map, note_plain_modules
 
 __all__ = ["Building", "building"]
 
@@ -85,6 +85,10 @@ class Building(nn.Module):
     def _check_map(self) -> None:
         """Raises where the map that the layer was given has rules for nothing; see `checking`."""
         check_map(self)  # type: ignore[arg-type]
+
+    def _explain_dtypes(self, error: RuntimeError) -> None:
+        """Notes on an error of dtypes what may have led to it; see `checking`."""
+        note_plain_modules(self, error)  # type: ignore[arg-type]
 
     def _call_on_zeros(self, shape: Any) -> None:
         was_training = [module for module in self.modules() if module.training]

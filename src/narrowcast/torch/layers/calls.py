@@ -135,6 +135,10 @@ def forward_of(call: Callable[..., Any], *, reads_core: bool = False, is_leaf: b
             if self.activity_regularizer is not None:
                 self._penalize(outputs)
             return outputs
+        except RuntimeError as error:
+            if outermost:
+                self._explain_dtypes(error)
+            raise
         finally:
             _calls.training = former
             if outermost:
