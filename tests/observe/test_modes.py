@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import narrowcast
-from narrowcast import QuantizedFloat8DTypePolicy
+from narrowcast import QuantizedFloat8DTypePolicy, layers
 from narrowcast.observe import Summary, observe
 from tests.observe.models import batch, net, train
 
@@ -169,3 +169,17 @@ def test_frozen_scale_of_an_input_is_the_one_that_training_left() -> None:
     with ALWAYS(model) as watch, torch.no_grad():
         model(batch(0))
     assert watch.summary()["0", "input"].history[0].scale == pytest.approx(scale, rel=1e-6)
+
+
+def test_a_layer_with_a_core_shows_what_the_same_module_of_pytorch_shows() -> None:
+    core, layer = nn.Linear(16, 8), layers.Dense(8)
+    layer.build((None, 16))
+    layer.core.load_state_dict(core.state_dict())
+    found = []
+    for model in (nn.Sequential(core), nn.Sequential(layer)):
+        narrowcast.apply(model, "float8_from_mixed_bfloat16")
+        with ALWAYS(model) as watch:
+            model(torch.linspace(-1, 1, 64).reshape(4, 16)).float().square().sum().backward()
+        found.append(watch.summary().observations)
+    assert [one.tensor for one in found[1]] == ["input", "weight", "output", "gradient"]
+    assert found[1] == found[0]

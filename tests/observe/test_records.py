@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from narrowcast.errors import PathError
 from narrowcast.observe.records import Observation, Point, Summary
 
 GRADIENT = Observation(
@@ -69,8 +70,10 @@ def test_worst_comes_first_and_what_has_no_error_is_left_out() -> None:
 
 def test_observation_is_found_by_its_site_and_its_tensor() -> None:
     assert SUMMARY["blocks/0/up", "gradient"] is GRADIENT
-    with pytest.raises(KeyError):
-        SUMMARY["blocks/0/up", "output"]
+    with pytest.raises(PathError, match=r"Nothing was observed there.*did you mean 'blocks/0/up, gradient'"):
+        SUMMARY["blocks/0/up", "grad"]
+    with pytest.raises(PathError, match="one of input, weight, output, gradient"):
+        SUMMARY["nowhere"]  # type: ignore[index]
 
 
 def test_json_is_plain_and_has_no_infinity() -> None:

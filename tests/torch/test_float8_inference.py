@@ -100,7 +100,7 @@ def test_static_needs_training():
     with pytest.raises(PlanError, match="takes its scales from training"):
         narrowcast.apply(trained(nn.Linear(16, 16), mode="float8/current"), "float8/static")
     untrained = narrowcast.apply(nn.Linear(16, 16), "float8")
-    with pytest.raises(WeightError, match=r"has not taken a training step.*Train it in the mode float8 first"):
+    with pytest.raises(WeightError, match=r"has not moved on with a training step.*Train it in the mode float8 first"):
         narrowcast.apply(untrained, "float8/static")
     assert untrained.dtype_policy.name == "float8_from_float32"
 

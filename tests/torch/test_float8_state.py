@@ -551,6 +551,37 @@ def test_models_that_threads_train_by_hand_do_not_disturb_each_other():
         assert_same_state(found, alone[0])
 
 
+def test_an_optimizer_that_is_not_pytorchs_is_told_of_once(monkeypatch):
+    monkeypatch.setattr(float8_clock._clock, "num_waiting", 0)
+    monkeypatch.setattr(float8_clock, "MANY_PASSES", 3)
+    model = nn.Sequential(nn.Linear(16, 16))
+    narrowcast.apply(model, "float8")
+    x = randn(2, 16)
+    with torch.no_grad():
+        for _ in range(20 * len(float8_clock._layers)):
+            model(x)  # no training
+
+    def train():
+        for _ in range(5 * len(float8_clock._layers)):
+            model(x).sum().backward()
+
+    with pytest.warns(UserWarning, match=r"state has not moved on once.*narrowcast.torch.advance") as caught:
+        train()
+    assert len(caught) == 1
+
+
+def test_a_step_in_time_gives_no_warning(monkeypatch):
+    monkeypatch.setattr(float8_clock._clock, "num_waiting", 0)
+    monkeypatch.setattr(float8_clock, "MANY_PASSES", 3)
+    model = nn.Sequential(nn.Linear(16, 16))
+    narrowcast.apply(model, "float8")
+    optimizer = sgd(model)
+    model(randn(2, 16)).sum().backward()
+    optimizer.step()
+    for _ in range(5 * len(float8_clock._layers)):
+        model(randn(2, 16)).sum().backward()
+
+
 def test_models_that_are_gone_are_forgotten():
     before = len(float8_clock._layers)
     model = Net()

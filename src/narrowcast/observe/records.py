@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from narrowcast.errors import PathError, closest
 from narrowcast.plan.table import ROOT, Column, Table
 
 __all__ = ["TENSORS", "Observation", "Point", "Summary"]
@@ -156,11 +157,22 @@ class Summary:
         return self.table().to_text()
 
     def __getitem__(self, key: tuple[str, str]) -> Observation:
-        """Returns the observation of a site's tensor, `summary["head", "gradient"]`; raises `KeyError` if none."""
+        """Returns the observation of a site's tensor, `summary["head", "gradient"]`.
+
+        Raises:
+            PathError: there is none; the nearest is suggested.
+        """
         for one in self.observations:
             if (one.path, one.tensor) == key:
                 return one
-        raise KeyError(key)
+        names = {f"{one.path}, {one.tensor}": one for one in self.observations}
+        near = closest(", ".join(map(str, key)) if isinstance(key, tuple) else f"{key}, input", names)
+        raise PathError(
+            "Nothing was observed there",
+            got={"key": key},
+            expected=f"the path of a site and one of {', '.join(TENSORS)}",
+            suggestion=near[0] if near else None,
+        )
 
     def worst(self, count: int = 10) -> tuple[Observation, ...]:
         """Returns the observations with the lowest signal-to-quantization-noise ratio, the lowest first.

@@ -25,6 +25,7 @@ from narrowcast.observe.narrowing import Forms, forms_of
 from narrowcast.observe.records import TENSORS, Point, Summary
 from narrowcast.observe.statistics import Narrow, compare, measure
 from narrowcast.plan.tree import Member
+from narrowcast.torch.kinds import working_module
 from narrowcast.torch.tree import tree
 
 __all__ = ["ScalarWriter", "Watch"]
@@ -384,11 +385,11 @@ class _GradientHook:
 
 
 def _sites(model: nn.Module) -> Iterator[tuple[nn.Module, Member]]:
-    """Every module that carries a policy."""
+    """Every module that carries a policy; of a layer with a core, the core, which multiplies."""
     for site in tree(model):
         for member in site.members:
             if member.policy is not None and member.policy != keep:
-                yield model.get_submodule(member.paths[0].replace("/", ".")), member
+                yield working_module(model.get_submodule(member.paths[0].replace("/", "."))), member
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

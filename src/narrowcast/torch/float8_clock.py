@@ -9,15 +9,13 @@ With several ranks the pending amaxes are brought to their maximum first, by one
 one model: those given to `set_clock`, those of the FSDP mesh, or those of the DistributedDataParallel around the
 layers.
 
-The state of all layers lies in three tensors, so that it moves on at once. It is a cache: the layers' own
-buffers are views of it as long as nobody replaces them, and it is made anew where one was replaced (a move to another
-device, a copy, a load that assigns).
+The state of all layers lies in arenas (`narrowcast.torch.float8_arena`), which are a cache: they are made anew where a
+layer's buffer was replaced (a move to another device, a copy, a load that assigns).
 """
 
 from __future__ import annotations
 
 import gc
-import operator
 import threading
 import warnings
 import weakref
@@ -27,14 +25,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.dlpack import from_dlpack
 
 from narrowcast.errors import ModelError
-from narrowcast.numerics.scaling import LARGEST_FLOAT32
-from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE
+from narrowcast.torch.float8_arena import Arena
+from narrowcast.torch.float8_state import PENDING
 
 __all__ = ["advance", "forget", "note_forward", "register", "set_clock"]
 
@@ -63,6 +60,7 @@ class _Clock:
         queued: the last backward at whose end the state moves on.
         is_due: whether an optimizer stepped inside a backward that is not over.
         has_warned: whether the warning about ranks without a group was given.
+        num_waiting: how many forwards of layers there were before the state first moved on; -1 once it has.
     """
 
     num_registered: int = 0
@@ -73,6 +71,7 @@ class _Clock:
     queued: int = _NO_BACKWARD
     is_due: bool = False
     has_warned: bool = False
+    num_waiting: int = 0
 
 
 _clock = _Clock()
@@ -161,6 +160,11 @@ def note_forward() -> None:
     A forward inside a backward is a recomputation. An optimizer that steps inside the same backward must not move the
     state on before the last of them, and the innermost backward, in which it steps, ends before that.
     """
+    if _clock.num_waiting >= 0 and torch.is_grad_enabled():
+        _clock.num_waiting += 1
+        if _clock.num_waiting > MANY_PASSES * len(_layers):
+            _clock.num_waiting = -1
+            warnings.warn(_NO_STEP, stacklevel=2)
     task = torch._C._current_graph_task_id()
     if task == _NO_BACKWARD:
         if _clock.is_due or _clock.outermost != _NO_BACKWARD:  # a backward that did not come to its end
@@ -199,6 +203,8 @@ def _engine() -> Any:
 
 
 def _advance(arenas: list[Arena], only: set[int] | None = None) -> None:
+    if arenas:
+        _clock.num_waiting = -1
     with torch.no_grad():
         for arena in arenas:
             if not arena.groups and not _clock.has_warned and _num_ranks() > 1 and arena.has_seen():
@@ -221,6 +227,15 @@ _NO_GROUP = (
 )
 
 
+_NO_STEP = (
+    "float8 layers train, and their state has not moved on once, so that they scale by the present data. The optimizer "
+    "may be none of PyTorch's: call narrowcast.torch.set_clock(model, 'manual'), and narrowcast.torch.advance(model) "
+    "after each of its steps."
+)
+MANY_PASSES = 256
+"""After so many passes of every layer in training, without a step of an optimizer, a warning is given, once."""
+
+
 def _num_ranks() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
@@ -236,106 +251,6 @@ def _layers_of(model: nn.Module) -> list[Any]:
             fix='Apply it first: narrowcast.apply(model, "float8")',
         )
     return found
-
-
-class Arena:
-    """Layers whose state moves on as one tensor: on one device, with one length of history and one group of ranks.
-
-    Args:
-        layers: the layers.
-        groups: the process groups to reduce over, one after the other.
-        is_manual: whether the clock is `advance`.
-    """
-
-    def __init__(self, layers: list[Any], groups: tuple[Any, ...], *, is_manual: bool) -> None:
-        self.groups = groups
-        self.is_manual = is_manual
-        self._use_max = bool(layers[0]._float8_use_max)
-        self._layers = [weakref.ref(layer) for layer in layers]
-        self.pending = [layer.__dict__[PENDING] for layer in layers]
-        self.scale = torch.cat([layer._buffers[SCALE] for layer in layers])
-        self.history = torch.cat([layer._buffers[HISTORY] for layer in layers])
-        self.index = torch.cat([layer._buffers[INDEX] for layer in layers]).unsqueeze(1)
-        row = 0
-        for layer, pending in zip(layers, self.pending, strict=True):
-            own = slice(row, row + pending.shape[0])
-            # Parts of one tensor, save for what forward and backward write into: `torch.compile` takes tensors that are
-            # written to and share memory for one.
-            layer._buffers[SCALE] = _part(self.scale[own])
-            layer._buffers[HISTORY] = _part(self.history[own])
-            layer._buffers[INDEX] = _part(self.index[own, 0])
-            row = own.stop
-        self._tensors = _tensors(layers)
-        self._addresses = [history.data_ptr() for history in self._tensors[0]]
-        largest = [to.largest * 2.0 ** -layers[0]._float8_margin for _, to in ROLES]
-        self._largest = self.scale.new_tensor(largest * (row // len(largest)))
-
-    def living(self) -> Iterator[Any]:
-        """The layers that still exist."""
-        for reference in self._layers:
-            layer = reference()
-            if layer is not None:
-                yield layer
-
-    def is_current(self) -> bool:
-        """Whether the layers' buffers are still the ones that this moves on."""
-        # Asked at every step for every layer, so that loops are written as the interpreter runs them fastest.
-        layers = [reference() for reference in self._layers]
-        if None in layers:
-            living = [index for index, layer in enumerate(layers) if layer is not None]
-            present = _tensors([layers[index] for index in living])
-            expected = [[tensors[index] for index in living] for tensors in self._tensors]
-            addresses = [self._addresses[index] for index in living]
-        else:
-            present, expected, addresses = _tensors(layers), self._tensors, self._addresses
-        return all(
-            all(map(operator.is_, ours, theirs)) for ours, theirs in zip(present, expected, strict=True)
-        ) and addresses == [history.data_ptr() for history in present[0]]
-
-    def has_seen(self) -> bool:
-        """Whether any layer has seen something since the last advance."""
-        return any(bool(pending.any()) for pending in self.pending)
-
-    def advance(self, only: set[int] | None = None) -> None:
-        """Moves the layers on, in place; see `narrowcast.numerics.delayed_scaling.advance`.
-
-        Args:
-            only: the ids of the layers to move; `None`: all.
-        """
-        pending, moved = torch.cat(self.pending), self.pending
-        if only is not None:
-            moves_on = [id(reference()) in only for reference in self._layers]
-            moved = [own for own, is_moved in zip(self.pending, moves_on, strict=True) if is_moved]
-            # In the copy: what other layers see meanwhile, in other threads, merges into their own.
-            rows = torch.split(pending, [len(own) for own in self.pending])
-            for own, is_moved in zip(rows, moves_on, strict=True):
-                if not is_moved:
-                    own.zero_()
-        for group in self.groups:
-            torch.distributed.all_reduce(pending, torch.distributed.ReduceOp.MAX, group)
-        moves = pending > 0
-        entry = torch.where(moves, pending, self.history.gather(1, self.index)[:, 0])
-        self.history.scatter_(1, self.index, entry.unsqueeze(1))
-        magnitude = self.history.amax(1) if self._use_max else pending
-        fresh = (self._largest / magnitude).clamp_max_(LARGEST_FLOAT32)
-        torch.where(moves, fresh, self.scale, out=self.scale)
-        self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
-        torch._foreach_zero_(moved)
-
-
-def _part(view: Tensor) -> Tensor:
-    """The memory of a view as a tensor that knows of no more than that.
-
-    Copies, pickles and files of a view hold all that it is a view of, and safetensors refuses it.
-    """
-    return from_dlpack(view)
-
-
-def _tensors(layers: list[Any]) -> list[list[Any]]:
-    """The four tensors of every layer, by kind, the histories first; `None` where a layer has lost one."""
-    buffers = [layer._buffers for layer in layers]
-    pending = [layer.__dict__.get(PENDING) for layer in layers]
-    return [*([own.get(name) for own in buffers] for name in (HISTORY, SCALE, INDEX)), pending]
 
 
 def _current() -> list[Arena]:

@@ -172,8 +172,10 @@ class _Frozen(_FromTraining):
         scales = torch.zeros(1, len(ROLES)) if trained is None else trained.view(-1, len(ROLES))
         if not bool((scales[0, :2] > 0).all()):
             raise WeightError(
-                "its scales are not known, since it has not taken a training step",
-                fix="Train it in the mode float8 first, or use float8/dynamic",
+                "its scales are not known, since its state has not moved on with a training step",
+                fix="Train it in the mode float8 first, with `narrowcast.torch.advance` after each step of an optimizer"
+                " that is not PyTorch's; give averaged weights the state of the model that was trained; or use "
+                "float8/dynamic, which needs none",
             )
         # A product that was never made in training is rounded as the first one.
         inputs = torch.where(scales[:, 0] > 0, scales[:, 0], scales[0, 0])
