@@ -11,7 +11,7 @@ from narrowcast.plan.carrier import Carrier, Status, Verdict
 from narrowcast.plan.resolve import Choice, quoted
 from narrowcast.plan.tree import Site, Tree
 
-__all__ = ["Outcome", "Outcomes"]
+__all__ = ["Outcome", "Outcomes", "stands_in_the_way"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Outcomes:
             return replace(base, status=Status.NOT_A_TARGET, reason=reason)
         if policy == present:
             return replace(base, status=Status.APPLIED, reason="carries it already")
-        if present is not None and _stands_in_the_way(present, policy):
+        if present is not None and stands_in_the_way(present, policy):
             return replace(
                 base,
                 status=Status.NOT_A_TARGET,
@@ -175,7 +175,7 @@ class Outcomes:
             ) from None
 
 
-def _stands_in_the_way(present: DTypePolicy, policy: DTypePolicy) -> bool:
+def stands_in_the_way(present: DTypePolicy, policy: DTypePolicy) -> bool:
     """Whether `policy` can only come once `present` is taken away.
 
     A mode that trains leaves the parameters as they were, so another mode of its family takes over from it: a recipe is

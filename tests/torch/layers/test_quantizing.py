@@ -291,3 +291,19 @@ def test_a_model_in_which_everything_is_quantized_stays_close():
     model.quantize("int8")
     cosine = torch.nn.functional.cosine_similarity(model(ids()).flatten(), exact.flatten(), dim=0)
     assert cosine > 0.99
+
+
+def test_what_was_trained_in_float8_is_frozen_with_the_scales_of_training():
+    layer = Dense(8, dtype="float8_from_mixed_bfloat16")
+    layer.build((None, 16))
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    layer(floats(4, 16)).float().square().sum().backward()
+    optimizer.step()
+    layer.eval()
+    with torch.no_grad():
+        expected = layer(floats(4, 16))
+    scale = layer.core.float8_scale[0].item()
+    layer.quantize("float8/static")
+    assert layer.dtype_policy.name == "float8/static_from_mixed_bfloat16"
+    assert torch.equal(layer(floats(4, 16)), expected)
+    assert layer.core.float8_input_scale.tolist() == [scale]

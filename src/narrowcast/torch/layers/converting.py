@@ -9,6 +9,7 @@ from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
 from narrowcast.dtype_policies.pattern import Pattern
 from narrowcast.errors import LayerError, NarrowcastError, PlanError, UnsupportedError, closest
 from narrowcast.plan.carrier import Status
+from narrowcast.plan.outcome import stands_in_the_way
 from narrowcast.plan.plan import Plan
 from narrowcast.torch import scheme
 from narrowcast.torch.apply import apply, modules_by_path, plan
@@ -111,7 +112,10 @@ def quantize(layer: Any, mode: str, filters: Any) -> Plan:
                 continue
             for inner in (modules[path] for path in site.paths):
                 present = inner._carried_policy() if is_layer(inner) else None
-                if present is not None and present.source is not None and not _is_in(present, mode):
+                if present is None or present.source is None:
+                    continue
+                asked = registry.make(mode, present.source)
+                if present != asked and stands_in_the_way(present, asked):
                     raise _is_quantized(inner, present, mode)
     try:
         made = plan(layer, DTypePolicyMap(None, rules))
@@ -159,7 +163,3 @@ def _holder(path: str, modules: Mapping[str, Any]) -> Any:
     while not is_layer(modules[path]):
         path = path.rpartition("/")[0]
     return modules[path]
-
-
-def _is_in(policy: Any, mode: str) -> bool:
-    return bool(policy == registry.make(mode, policy.source))
