@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Sequential,
         Softmax,
         TransformerBlock,
+        initializers,
+        regularizers,
     )
 
 __all__ = [
@@ -50,13 +52,18 @@ __all__ = [
     "Sequential",
     "Softmax",
     "TransformerBlock",
+    "initializers",
+    "regularizers",
 ]
+
+_MODULES = ("initializers", "regularizers")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'narrowcast.layers' has no attribute {name!r}")
-    return getattr(importlib.import_module("narrowcast.torch.layers"), name)
+        raise AttributeError(f"module 'narrowcast.layers' has no attribute {name!r}; it has {', '.join(__all__)}")
+    layers = importlib.import_module("narrowcast.torch.layers")
+    return importlib.import_module(f"narrowcast.torch.layers.{name}") if name in _MODULES else getattr(layers, name)
 
 
 def __dir__() -> list[str]:
