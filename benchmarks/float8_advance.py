@@ -60,18 +60,27 @@ def main() -> None:
                 raise SystemExit("the state is not the one of the loop")
 
     see()
-    found = measure(
-        {"all at once, in the optimizer's hook": optimizer.step, "layer by layer": loop},
-        num_rounds=options.rounds,
-        budget_s=60,
-    )
+    other = torch.zeros(2**23)  # as large as the caches
+
+    def other_work() -> None:
+        other.add_(1)
+
+    hook = "all at once, in the optimizer's hook"
+    alone = measure({hook: optimizer.step}, num_rounds=options.rounds)
+    apart = measure({f"{hook}, after other work": optimizer.step, "": other_work}, num_rounds=options.rounds)
+    found = {**alone, **apart, **measure({"layer by layer": loop}, num_rounds=options.rounds, budget_s=20)}
+    del found[""]
     narrowcast.dequantize(layers)
     bare = measure({"bare": optimizer.step}, num_rounds=options.rounds)["bare"]
     rows = [
-        {"state of 200 layers": name, "a step": f"{latency.median_ms - bare.median_ms:.3f} ms"}
+        {
+            "state of 200 layers": name,
+            "a step": f"{latency.median_ms - bare.median_ms:.3f} ms",
+            "wanted": f"{WANTED_MS} ms" if name == hook else "–",
+        }
         for name, latency in found.items()
     ]
-    ours = found["all at once, in the optimizer's hook"].median_ms - bare.median_ms
+    ours = found[hook].median_ms - bare.median_ms
     write(__file__, claim=CLAIM, rows=rows, holds=ours <= WANTED_MS, notes=note_if_busy(), num_threads=2)
 
 
