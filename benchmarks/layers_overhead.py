@@ -1,8 +1,9 @@
 """Claim: a `Dense` layer costs at most 25 µs a call over `nn.Linear`, and nothing under `torch.compile`.
 
 One row of 384 inputs and 384 outputs, eager and compiled, with and without gradients; both layers have the same
-weights, and their outputs are compared bit by bit. What a module around `nn.Linear` costs that only calls it is measured
-too: `torch.compile` checks at each call what it read while it traced, and reads more of two modules than of one.
+weights, and their outputs are compared bit by bit. What a module around `nn.Linear` costs that only calls it is
+measured too: `torch.compile` checks at each call what it read while it traced, and reads more of two modules than of
+one.
 """
 
 from __future__ import annotations
