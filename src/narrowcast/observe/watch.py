@@ -9,31 +9,33 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from narrowcast.dtype_policies import DTypePolicy, dtypes, keep
 from narrowcast.errors import ModelError, PolicyError, PolicyTypeError, UnsupportedError
 from narrowcast.observe.ledger import Ledger, Subject
 from narrowcast.observe.narrowing import Forms, forms_of
+from narrowcast.observe.reading import (
+    first_floating,
+    in_float32,
+    is_inside_backward,
+    is_lossy,
+    is_transposed,
+    sites,
+    weights,
+    without_autocast,
+)
 from narrowcast.observe.records import TENSORS, Point, Summary
 from narrowcast.observe.statistics import Narrow, compare, measure
 from narrowcast.plan.tree import Member
-from narrowcast.torch.kinds import working_module
-from narrowcast.torch.tree import tree
 
 __all__ = ["ScalarWriter", "Watch"]
 
 _NOT_COMPILED = "hooks, by which `observe` sees, are no part of what is compiled"
-
-NUM_COMPARED_ROWS = 16
-"""Rows of a linear layer's output that are computed again in float32 to see how far the layer is off."""
 
 
 class ScalarWriter(Protocol):
@@ -106,7 +108,7 @@ class Watch:
             )
         self._parameters = {id(parameter) for parameter in model.parameters()}
         try:
-            for module, member in _sites(model):
+            for module, member in sites(model):
                 hook = _Hook(self, member)
                 self._places[hook.path] = len(self._places)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -138,7 +140,7 @@ class Watch:
 
     def _touch(self) -> None:
         """Notes that a step is going on; a step that an optimizer ended in the middle of backward is closed first."""
-        if self._is_advance_due and not _is_inside_backward():
+        if self._is_advance_due and not is_inside_backward():
             self._advance()
         if self._began is None:
             self._began = time.perf_counter()
@@ -147,7 +149,7 @@ class Watch:
     def _end_step(self) -> None:
         if self._began is None:
             return  # another optimizer of the same step
-        if _is_inside_backward():
+        if is_inside_backward():
             self._is_advance_due = True  # an optimizer that steps for each parameter as its gradient arrives
         else:
             self._advance()
@@ -195,18 +197,18 @@ class Watch:
         if not self._is_recording:
             return
         entered = time.perf_counter()
-        result = _first_floating(output)
-        with torch.no_grad(), _without_autocast(result):
+        result = first_floating(output)
+        with torch.no_grad(), without_autocast(result):
             forms = forms_of(module, hook.kind, hook.policy)
             # Checkpointing runs a layer again inside backward; what flowed was seen the first time.
-            if not _is_inside_backward():
-                given = _first_floating((args, kwargs))
+            if not is_inside_backward():
+                given = first_floating((args, kwargs))
                 if hook.has_parameters:
                     self._see(hook, "input", given, forms.input)
-                    self._see_weights(hook, module, forms)
-                    expected = _in_float32(hook, module, forms, given, result)
+                    self._seeweights(hook, module, forms)
+                    expected = in_float32(hook.member, module, forms, given, result)
                     self._see(hook, "output", result, None, expected)
-                elif given is not None and _is_lossy(given, forms.input):
+                elif given is not None and is_lossy(given, forms.input):
                     self._see(hook, "input", given, forms.input)
         if hook.has_parameters and result is not None and result.requires_grad:
             result.register_hook(  # type: ignore[no-untyped-call]
@@ -218,16 +220,16 @@ class Watch:
         if step != self._step or not self._is_recording or not self._hooks:
             return  # a graph that is older than this step, or that outlived the observation
         entered = time.perf_counter()
-        with torch.no_grad(), _without_autocast(gradient):
+        with torch.no_grad(), without_autocast(gradient):
             self._see(hook, "gradient", gradient, narrow)
         self._spent += time.perf_counter() - entered
 
-    def _see_weights(self, hook: _Hook, module: nn.Module, forms: Forms) -> None:
+    def _seeweights(self, hook: _Hook, module: nn.Module, forms: Forms) -> None:
         if id(module) in self._weights_seen:
             return  # used before in this step
         self._weights_seen.add(id(module))
         if forms.stored_weight is None:
-            for weight in _weights(module):
+            for weight in weights(module):
                 self._see(hook, "weight", weight.t() if hook.is_transposed else weight, forms.weight)
         elif id(module) not in self._stored_seen:
             self._stored_seen.add(id(module))
@@ -311,7 +313,7 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 class _Hook(_Passing):
-    __slots__ = ("_watch", "has_parameters", "is_transposed", "kind", "path", "policy")
+    __slots__ = ("_watch", "has_parameters", "is_transposed", "kind", "member", "path", "policy")
 
     def __init__(self, watch: Watch, member: Member) -> None:
         self._watch = watch
@@ -320,8 +322,8 @@ class _Hook(_Passing):
         self.policy: DTypePolicy = member.policy or keep
         # Of a layer without parameters only what it rounds of its input is of interest: the rest is its children's.
         self.has_parameters = bool(member.parameters)
-        # Hugging Face's Conv1D is a linear layer whose weight lies as (in, out).
-        self.is_transposed = member.kind == "linear" and bool(member.detail("transposed"))
+        self.member = member
+        self.is_transposed = is_transposed(member)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._watch._on_call(self, module, args, kwargs, output)
@@ -379,66 +381,6 @@ class _GradientHook:
 
     def __call__(self, gradient: Tensor) -> None:
         self._watch._see_gradient(self._hook, gradient, self._narrow, self._step)
-
-
-# Reading modules and tensors.
-
-
-def _sites(model: nn.Module) -> Iterator[tuple[nn.Module, Member]]:
-    """Every module that carries a policy; of a layer with a core, the core, which multiplies."""
-    for site in tree(model):
-        for member in site.members:
-            if member.policy is not None and member.policy != keep:
-                yield working_module(model.get_submodule(member.paths[0].replace("/", "."))), member
-
-
-def _weights(module: nn.Module) -> list[Tensor]:
-    """The module's weights; all its floating parameters where none is called one."""
-    named = [(name, p) for name, p in module.named_parameters(recurse=False) if p.is_floating_point()]
-    return [p for name, p in named if "weight" in name] or [p for _, p in named]
-
-
-def _first_floating(value: Any) -> Tensor | None:
-    """The first floating tensor in arguments or results, at any depth of plain containers."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return None
-    return next((found for item in value if (found := _first_floating(item)) is not None), None)
-
-
-def _in_float32(
-    hook: _Hook, module: nn.Module, forms: Forms, given: Tensor | None, result: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """Some rows of a linear layer's output, and the same rows as float32 would have them."""
-    weight = getattr(module, "weight", None)
-    if hook.kind != "linear" or given is None or result is None or not isinstance(weight, nn.Parameter):
-        return None
-    if given.numel() == 0 or not (_is_lossy(weight, forms.weight) or _is_lossy(given, forms.input)):
-        return None
-    rows, outputs = given.reshape(-1, given.shape[-1]), result.reshape(-1, result.shape[-1])
-    step = -(-rows.shape[0] // NUM_COMPARED_ROWS)
-    wide = weight.t().float() if hook.is_transposed else weight.float()
-    bias = getattr(module, "bias", None)
-    return outputs[::step], F.linear(rows[::step].float(), wide, bias.float() if isinstance(bias, Tensor) else None)
-
-
-def _is_lossy(x: Tensor, narrow: Narrow | None) -> bool:
-    """Whether rounding changes the dtype that `x` has."""
-    return narrow is not None and dtypes.standardize(x.dtype) != narrow.dtype
-
-
-def _is_inside_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _without_autocast(x: Tensor | None) -> AbstractContextManager[Any]:
-    """A context in which float32 stays float32, where the code outside runs under `torch.autocast`."""
-    if x is None or not torch._C._is_any_autocast_enabled():
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _to_arrays(rows: list[tuple[Subject, Tensor]]) -> list[tuple[Subject, Any]]:
