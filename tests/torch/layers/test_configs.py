@@ -38,7 +38,7 @@ EXAMPLES = {
 
 
 def test_there_is_an_example_of_every_layer():
-    assert sorted(EXAMPLES) == sorted(layers.__all__)
+    assert sorted(EXAMPLES) == sorted(name for name in layers.__all__ if isinstance(getattr(layers, name), type))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

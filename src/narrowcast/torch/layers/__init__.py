@@ -5,7 +5,6 @@ carried out on that by the schemes that `narrowcast.apply` uses.
 """
 
 from narrowcast.torch.layers.activation import Activation, Softmax
-from narrowcast.torch.layers.attention import GroupedQueryAttention, MultiHeadAttention
 from narrowcast.torch.layers.base import Layer
 from narrowcast.torch.layers.batch_normalization import BatchNormalization
 from narrowcast.torch.layers.containers import Sequential
@@ -14,6 +13,8 @@ from narrowcast.torch.layers.dense import Dense
 from narrowcast.torch.layers.dropout import Dropout
 from narrowcast.torch.layers.einsum_dense import EinsumDense
 from narrowcast.torch.layers.embedding import Embedding, ReversibleEmbedding
+from narrowcast.torch.layers.grouped_query_attention import GroupedQueryAttention
+from narrowcast.torch.layers.multi_head_attention import MultiHeadAttention
 from narrowcast.torch.layers.normalization import LayerNormalization, RMSNormalization
 from narrowcast.torch.layers.transformer_block import TransformerBlock
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from narrowcast.serialization import builtin, serialize
 from narrowcast.torch.layers import activations, initializers
-from narrowcast.torch.layers.attention import GroupedQueryAttention, MultiHeadAttention
 from narrowcast.torch.layers.base import Layer
 from narrowcast.torch.layers.configs import number, positive
 from narrowcast.torch.layers.dense import Dense
 from narrowcast.torch.layers.dropout import Dropout
+from narrowcast.torch.layers.grouped_query_attention import GroupedQueryAttention
+from narrowcast.torch.layers.multi_head_attention import MultiHeadAttention
 from narrowcast.torch.layers.normalization import LayerNormalization
 from narrowcast.torch.layers.shapes import axis_length
 
