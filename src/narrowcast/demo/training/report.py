@@ -17,10 +17,14 @@ from narrowcast.plan.table import Column, Table
 from narrowcast.report import Check, Curve, Curves, Fact, Report, Section, read_environment
 from narrowcast.report.plots import LIGHT, svg
 
-__all__ = ["MAX_LOSS", "make_report", "resume_checks", "write_markdown"]
+__all__ = ["MAX_LOSS", "MAX_LOSS_ONE_SEED", "make_report", "resume_checks", "write_markdown"]
 
 MAX_LOSS = 0.005
-"""How much larger the held-out loss may be under float8 than under the baseline, relative, the mean of the seeds."""
+"""How much larger the held-out loss may be under float8 than under the baseline, relative: the mean of some seeds."""
+
+MAX_LOSS_ONE_SEED = 0.02
+"""The same for one seed, which can tell what breaks and not what costs little. After 300 steps float32 itself lay 0.5 %
+above the baseline, mixed_float16 0.5 % and float8/current 0.8 %; the mean of three seeds tells them apart by 0.1 %."""
 
 HELD_TO_IT = ("float8", "float8/current")
 """The recipes that `MAX_LOSS` holds for."""
@@ -110,12 +114,13 @@ def _numbers(step: Step) -> tuple[float, float | None, float | None, bool]:
 
 def _quality_checks(losses: dict[str, float], num_seeds: int) -> list[Check]:
     of = "one seed" if num_seeds == 1 else f"mean of {num_seeds} seeds"
+    most = MAX_LOSS_ONE_SEED if num_seeds == 1 else MAX_LOSS
     return [
         Check(
             f"Held-out loss under {name} against {BASELINE}, {of}",
-            losses[name] <= losses[BASELINE] * (1 + MAX_LOSS),
+            losses[name] <= losses[BASELINE] * (1 + most),
             f"{losses[name] / losses[BASELINE] - 1:+.2%}",
-            f"at most +{MAX_LOSS:.1%}",
+            f"at most +{most:.1%}",
         )
         for name in HELD_TO_IT
         if name in losses and BASELINE in losses
