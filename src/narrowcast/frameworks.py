@@ -138,7 +138,13 @@ def plan_of(model: object) -> Plan | None:
 
 
 def save(model: object, folder: str | Path, **options: Any) -> None:
-    """Writes a model's tensors and policies to a folder, all or nothing. Options are those of the framework's `save`.
+    """Writes a model's tensors and policies to a folder, all or nothing; of a model of layers, the architecture too.
+
+    Args:
+        model: the model, carrying policies or not. Of one that `torch.compile` wrapped, give what was wrapped: the
+            wrapper's paths begin with `_orig_mod`.
+        folder: made if missing. Other files in it stay.
+        options: on PyTorch `max_shard_bytes`, above which the tensors are split into several files.
 
     Raises:
         CheckpointError: the files cannot be written; what the folder held before is unchanged.
