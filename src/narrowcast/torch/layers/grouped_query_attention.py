@@ -39,6 +39,7 @@ class GroupedQueryAttention(Attention):
         kwargs: those of `Layer`.
 
     Example:
+        >>> import torch
         >>> layer = GroupedQueryAttention(8, 4, 2)
         >>> layer(torch.ones(1, 5, 16), torch.ones(1, 6, 16)).shape, layer.key.kernel.shape
         (torch.Size([1, 5, 16]), torch.Size([16, 2, 8]))

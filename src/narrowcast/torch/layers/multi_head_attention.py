@@ -54,6 +54,7 @@ class MultiHeadAttention(Attention):
         result is rounded.
 
     Example:
+        >>> import torch
         >>> layer = MultiHeadAttention(2, 8)
         >>> x = torch.randn(1, 5, 16)
         >>> layer(x, x, use_causal_mask=True).shape, layer.query.path
