@@ -17,7 +17,7 @@ Each class inherits `NarrowcastError` and the built-in that is nearest in meanin
     ├── UnsupportedError (NotImplementedError) a mode or layer that this version cannot carry out
     ├── WeightError (ValueError)              values that a policy cannot hold: NaN, infinity, too large
     ├── LossScaleError (ValueError)           a loss scaler's settings, or its calls in the wrong order
-    ├── UnsupportedError (NotImplementedError) a mode or layer this version cannot carry out
+    ├── LayerError (ValueError)               a layer's arguments, shapes or state do not allow what is asked
     ├── ConfigError (ValueError)              a config, or a class to be saved by name, that cannot be used
     └── CheckpointError (ValueError)          a saved model: corrupt, incomplete, of a newer format
         └── TreeMismatchError                 a saved model whose layers are not those of the model given

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast import dtype_policies
-from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap
+from narrowcast.dtype_policies import DTypePolicy, DTypePolicyMap, registry
 from narrowcast.errors import ModelError
 from narrowcast.keras.files import read_file
 from narrowcast.keras.records import KerasLayer, KerasModel, attribute_path
@@ -133,9 +133,8 @@ def _record(path: str, layer: Any) -> KerasLayer:
     class_name = type(layer).__name__
     mode = policy.quantization_mode or ""
     is_coded = any(value.dtype == np.int8 for value in stored.values())
-    floats = floats_of(
-        class_name, mode if is_coded or mode == "float8" else "", stored, getattr(layer, "equation", None)
-    )
+    is_quantized = is_coded or registry.mode_of(policy).is_trainable  # whose variables stay floats
+    floats = floats_of(class_name, mode if is_quantized else "", stored, getattr(layer, "equation", None))
     return KerasLayer(path, class_name, policy, floats, stored, layer.path or "")
 
 

@@ -129,10 +129,17 @@ def spelled(mode: str, stored: Mapping[str, Any]) -> str:
         >>> spelled("int4", {"g_idx": np.array([0, 0, 1])}), spelled("int4", {}), spelled("int8", {})
         ('int4/2', 'int4/-1', 'int8')
     """
-    if mode != "int4":
-        return mode
+    find = _SETTINGS.get(mode)
+    return mode if find is None else f"{mode}/{find(stored)}"
+
+
+def _group_size(stored: Mapping[str, Any]) -> int:
     groups = stored.get("g_idx")
-    return f"int4/{-1 if groups is None else int((groups == groups[0]).sum())}"
+    return -1 if groups is None else int((groups == groups[0]).sum())
+
+
+_SETTINGS = {"int4": _group_size}
+"""What a mode's name says beside the mode, read off the variables."""
 
 
 def floats_of(class_name: str, mode: str, stored: Mapping[str, Any], equation: str | None = None) -> dict[str, Any]:

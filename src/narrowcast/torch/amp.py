@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from numbers import Integral, Real
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -120,8 +120,7 @@ class GradScaler(torch.amp.GradScaler):
                 fix="Store the variables in float32: apply 'mixed_float16' in place of 'float16'",
             ) from error
         found: dict[torch.device, torch.Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        scale = self._scale
-        assert scale is not None
+        scale = cast(torch.Tensor, self._scale)  # made with the first loss
         # Always one tensor, also where this rank has no gradient: all ranks take part.
         is_bad = torch.zeros((), dtype=torch.float32, device=scale.device)
         for one in found.values():
@@ -180,8 +179,7 @@ class GradScaler(torch.amp.GradScaler):
         elif not self._per_optimizer_states:
             raise LossScaleError("Loss scaler is updated before a step", fix="Call `step(optimizer)` first")
         super().update(new_scale)
-        assert self._scale is not None
-        self._scale.clamp_(min=self._floor)
+        cast(torch.Tensor, self._scale).clamp_(min=self._floor)
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Sets the number of steps without overflow after which the scale grows. At least 1.

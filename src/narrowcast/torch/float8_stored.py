@@ -7,7 +7,7 @@ computes what the trained layer computes in eval mode. `float8/dynamic` and `flo
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,19 +123,11 @@ class StaticAttention(Int8Attention):
 class _FromTraining(StoredScheme):
     """Takes over from a module that trains in float8: its state goes."""
 
-    def _quantized(
-        self,
-        module: nn.Module,
-        carrier: type[StoredWeights],
-        policy: DTypePolicy,
-        stored: MutableMapping[str, Tensor] | None,
-        shared: MutableMapping[Any, Any],
-        prefix: str = "",
-    ) -> Change:
+    def _finish(
+        self, change: Change, module: nn.Module, loaded: tuple[MutableMapping[str, Tensor], str] | None
+    ) -> None:
         learn_devices()
-        change = super()._quantized(module, carrier, policy, stored, shared, prefix)
         drop_training_state(change)
-        return change
 
 
 class _Frozen(_FromTraining):
@@ -150,24 +142,19 @@ class _Frozen(_FromTraining):
         reason = "takes its scales from training in the mode float8, which this layer has not had"
         return Verdict(Status.NOT_A_TARGET, reason=reason, bytes_after=num_bytes)
 
-    def _quantized(
-        self,
-        module: nn.Module,
-        carrier: type[StoredWeights],
-        policy: DTypePolicy,
-        stored: MutableMapping[str, Tensor] | None,
-        shared: MutableMapping[Any, Any],
-        prefix: str = "",
-    ) -> Change:
-        loaded = None if stored is None else stored.pop(prefix + INPUT_SCALE, None)
-        change = super()._quantized(module, carrier, policy, stored, shared, prefix)
+    def _finish(
+        self, change: Change, module: nn.Module, loaded: tuple[MutableMapping[str, Tensor], str] | None
+    ) -> None:
+        super()._finish(change, module, loaded)
         buffers = change.new_dict["_buffers"]
-        if stored is not None:
-            if loaded is None or loaded.dim() != 1:
+        if loaded is not None:
+            stored, prefix = loaded
+            scale = stored.pop(prefix + INPUT_SCALE, None)
+            if scale is None or scale.dim() != 1:
                 raise CheckpointError(f"Tensor {prefix}{INPUT_SCALE} is missing", expected="float32, one axis")
             device = next(buffer.device for name, buffer in buffers.items() if name.endswith("_codes"))
-            buffers[INPUT_SCALE] = loaded.float().to(device)
-            return change
+            buffers[INPUT_SCALE] = scale.float().to(device)
+            return
         trained = module._buffers.get(SCALE)
         scales = torch.zeros(1, len(ROLES)) if trained is None else trained.view(-1, len(ROLES))
         if not bool((scales[0, :2] > 0).all()):
@@ -180,16 +167,15 @@ class _Frozen(_FromTraining):
         # A product that was never made in training is rounded as the first one.
         inputs = torch.where(scales[:, 0] > 0, scales[:, 0], scales[0, 0])
         buffers[INPUT_SCALE] = inputs.clone()
+        carrier = cast(type[StoredWeights], change.new_class)
         names = [name.removesuffix("_codes") for name in buffers if name.endswith("_codes")]
         for number, name in enumerate(names):
             weight_scale = scales[number, 1] if len(names) > 1 else _common(scales[:, 1])
             if weight_scale > 0:
-                parameter = module._parameters[name]
-                assert parameter is not None
-                rows = carrier._narrowcast_to_rows(module, parameter.detach())
+                weight = cast(nn.Parameter, module._parameters[name])
+                rows = carrier._narrowcast_to_rows(module, weight.detach())
                 buffers[f"{name}_codes"] = float8.quantize(rows, weight_scale).contiguous()
                 buffers[f"{name}_scale"] = weight_scale.reciprocal().reshape(1, 1)
-        return change
 
     def _floats(self, module: Any, shared: MutableMapping[Any, Any]) -> Change:
         change = super()._floats(module, shared)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from narrowcast.dtype_policies import DTypePolicy, registry
+from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.tree import Member
 from narrowcast.torch.conv import ConvCast, ConvTransposeCast
 from narrowcast.torch.gemm import describe_gemm
@@ -51,7 +51,14 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class ConvScheme(StoredScheme):
-    """Carries out `int8` and `int8/weight`, which are the same at convolutions."""
+    """Carries out `int8` and `int8/weight`, which are the same at convolutions.
+
+    Args:
+        is_told: whether plans say that only weights are quantized, as the mode's name does not.
+    """
+
+    def __init__(self, *, is_told: bool) -> None:
+        self._is_told = is_told
 
     def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return Int8ConvTranspose if issubclass(base, _TRANSPOSED) else Int8Conv
@@ -64,8 +71,8 @@ class ConvScheme(StoredScheme):
 
     def _describe(self, member: Member, policy: DTypePolicy, device: str) -> tuple[str, str, int]:
         gemm = describe_gemm(str(policy.compute_dtype), device, widens=True).replace("gemm", "convolution")
-        return describe_weights_only(gemm, registry.mode_of(policy).name)
+        return describe_weights_only(gemm, is_told=self._is_told)
 
 
-register("int8", ["conv"], ConvScheme())
-register("int8/weight", ["conv"], ConvScheme())
+register("int8", ["conv"], ConvScheme(is_told=True))
+register("int8/weight", ["conv"], ConvScheme(is_told=False))

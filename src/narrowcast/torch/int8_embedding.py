@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from narrowcast.dtype_policies import DTypePolicy, registry
+from narrowcast.dtype_policies import DTypePolicy
 from narrowcast.plan.tree import Member
 from narrowcast.torch.int8_plan import describe_weights_only
 from narrowcast.torch.scheme import register
@@ -62,7 +62,14 @@ class Int8EmbeddingBag(Int8Embedding):
 
 
 class EmbeddingScheme(StoredScheme):
-    """Carries out `int8` and `int8/weight`, which are the same at embeddings."""
+    """Carries out `int8` and `int8/weight`, which are the same at embeddings.
+
+    Args:
+        is_told: whether plans say that only weights are quantized, as the mode's name does not.
+    """
+
+    def __init__(self, *, is_told: bool) -> None:
+        self._is_told = is_told
 
     def _carrier(self, base: type[nn.Module]) -> type[StoredWeights]:
         return Int8EmbeddingBag if issubclass(base, nn.EmbeddingBag) else Int8Embedding
@@ -73,9 +80,9 @@ class EmbeddingScheme(StoredScheme):
         return super()._refusal(member)
 
     def _describe(self, member: Member, policy: DTypePolicy, device: str) -> tuple[str, str, int]:
-        _, reason, _ = describe_weights_only("", registry.mode_of(policy).name)
+        _, reason, _ = describe_weights_only("", is_told=self._is_told)
         return "rows of codes gathered and dequantized", reason, 0
 
 
-register("int8", ["embedding"], EmbeddingScheme())
-register("int8/weight", ["embedding"], EmbeddingScheme())
+register("int8", ["embedding"], EmbeddingScheme(is_told=True))
+register("int8/weight", ["embedding"], EmbeddingScheme(is_told=False))

@@ -77,14 +77,14 @@ def describe_weights(
     return f"{wide} gemm on weights dequantized at each call", reason, 0
 
 
-def describe_weights_only(arithmetic: str, mode: str) -> tuple[str, str, int]:
+def describe_weights_only(arithmetic: str, *, is_told: bool) -> tuple[str, str, int]:
     """Says what runs at layers of which only the weights are quantized, in either mode.
 
     Args:
         arithmetic: what is done with the dequantized weights, in words.
-        mode: the mode's name.
+        is_told: whether to say that activations stay floats, as the mode's name does not.
     """
-    reason = "weights only; smaller, not faster" if mode == "int8" else "smaller, not faster"
+    reason = "weights only; smaller, not faster" if is_told else "smaller, not faster"
     return f"{arithmetic} on weights dequantized at each call", reason, 0
 
 

@@ -213,7 +213,20 @@ class StoredScheme(Scheme):
         for parameter in parameters.values():
             if parameter is not None and parameter.is_floating_point() and parameter.dtype is not variable:
                 change.new_data.append((parameter, parameter.data.to(variable)))
+        self._finish(change, module, None if stored is None else (stored, prefix))
         return change
+
+    def _finish(
+        self, change: Change, module: nn.Module, loaded: tuple[MutableMapping[str, Tensor], str] | None
+    ) -> None:
+        """Gives the change of a module what a mode has beside codes and scales.
+
+        Args:
+            change: what the module becomes.
+            module: the module as it is.
+            loaded: the tensors of a file, and what stands before the names of this module's; `None` where it is the
+                module's own values that are quantized.
+        """
 
     def undo(self, module: nn.Module, *, shared: MutableMapping[Any, Any] | None = None) -> list[Change]:
         """Builds the module of floats: its own class, and the dequantized weights in the variable dtype."""

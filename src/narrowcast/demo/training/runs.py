@@ -109,8 +109,7 @@ def _read(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         try:
-            assert process.stdout is not None  # asked for above
-            for line in process.stdout:
+            for line in process.stdout or ():
                 steps.append(from_line(line))
                 on_step(job, steps[-1])
                 if steps[-1].number == kill_after:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from narrowcast.dtype_policies import dtypes
+from narrowcast.dtype_policies import dtypes, registry
 from narrowcast.errors import LayerError, UnsupportedError
 from narrowcast.serialization import serialize
 from narrowcast.torch.layers import activations, initializers, regularizers
@@ -53,7 +53,7 @@ class CoreLayer(Layer):
                 f"{type(self).__name__} at {self.path!r} multiplies floats and cannot have the policy {policy.name!r}",
                 got={"compute_dtype": policy.compute_dtype},
                 expected="a policy that computes in floats",
-                fix="'int8' is a dtype here; the mode is 'int8_from_float32'" if name == "int8" else "",
+                fix=f"{name!r} is a dtype here; the mode is '{name}_from_float32'" if registry.find_mode(name) else "",
             )
         return name
 
