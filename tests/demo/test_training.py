@@ -180,6 +180,37 @@ def test_report_is_a_page_and_a_markdown_file_with_its_pictures(done: list[Run],
     assert all((tmp_path / f"report-{n}.svg").exists() and f"(report-{n}.svg)" in text for n in (1, 2, 3))
 
 
+def _runs_with_losses(losses: dict[str, float], num_seeds: int) -> list[Run]:
+    step = Step(1, 2.0, 0.1, held_out_loss=2.0)
+    return [
+        Run(Job(name, seed), (dataclasses.replace(step, final_loss=loss),), Path())
+        for name, loss in losses.items()
+        for seed in range(num_seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "float32", "float8", "passes"),
+    [
+        (3, 2.0, 2.009, True),
+        (3, 2.0, 2.011, False),
+        (3, 2.02, 2.011, False),  # chance is no excuse where seeds are averaged
+        (1, 2.0, 2.009, True),
+        (1, 2.0, 2.011, False),
+        (1, 2.02, 2.029, True),  # within 0.5 % and the 1 % by which float32 differs
+        (1, 2.02, 2.031, False),
+        (1, 1.98, 2.029, True),
+    ],
+)
+def test_float8_is_held_to_half_a_percent_and_one_seed_to_what_chance_adds(
+    num_seeds: int, float32: float, float8: float, passes: bool
+) -> None:
+    losses = {"float32": float32, "mixed_bfloat16": 2.0, "float8": float8}
+    made = report.make_report(_runs_with_losses(losses, num_seeds), "tiny", num_parameters=1, num_threads=1)
+    (check,) = [check for check in made.checks if check.name.startswith("Held-out loss under float8 ")]
+    assert check.passed is passes
+
+
 def test_failing_process_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Training under float8 failed") as caught:
         runs.run_all(
