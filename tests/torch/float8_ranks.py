@@ -147,8 +147,17 @@ def without_a_group(rank):
     net = Net()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(net, net, rank)
-    return {"warnings": [str(w.message) for w in caught]}
+        alone = train(net, net, rank)
+    return {"warnings": [str(w.message) for w in caught], "state": alone}
+
+
+def layers_with_histories_of_two_lengths(rank):
+    net, result = Net(), {}
+    narrowcast.apply(net, {"b": narrowcast.QuantizedFloat8DTypePolicy("float32", 4, margin=1)})
+    original = counted(result)
+    result["state"] = train(DistributedDataParallel(net), net, rank)
+    dist.all_reduce = original
+    return result
 
 
 def with_a_given_group(rank):
@@ -182,6 +191,7 @@ SCENARIOS = (
     ddp_with_a_layer_that_one_rank_does_not_use,
     a_copy_on_one_rank_only,
     a_model_that_only_one_rank_still_holds,
+    layers_with_histories_of_two_lengths,
     with_a_given_group,
     fsdp,
     without_a_group,

@@ -50,6 +50,7 @@ def assert_alike(one, other):
         "ddp_with_a_layer_that_one_rank_does_not_use",
         "a_copy_on_one_rank_only",
         "a_model_that_only_one_rank_still_holds",
+        "layers_with_histories_of_two_lengths",
         "with_a_given_group",
         "fsdp",
     ],
@@ -62,7 +63,7 @@ def test_the_amax_is_the_maximum_over_the_ranks(ranks):
     assert all(found["ddp"]["first"] for found in ranks)
 
 
-@pytest.mark.parametrize("scenario, num_steps", [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize("scenario, num_steps", [("ddp", 3), ("fsdp", 2), ("layers_with_histories_of_two_lengths", 3)])
 def test_there_is_one_all_reduce_a_step(ranks, scenario, num_steps):
     assert [found[scenario]["num_reduced"] for found in ranks] == [num_steps] * 2
 
@@ -92,6 +93,11 @@ def test_without_a_group_there_is_one_warning_that_says_what_to_do(ranks):
     for found in ranks:
         (warning,) = found["without_a_group"]["warnings"]
         assert "Give the ranks that train this model together: narrowcast.torch.set_clock(model, group=...)" in warning
+
+
+def test_without_a_group_every_rank_keeps_scales_of_its_own(ranks):
+    one, other = states(ranks, "without_a_group")
+    assert one["a.float8_scale"][0] != other["a.float8_scale"][0]
 
 
 def test_a_loss_scaler_takes_one_decision_for_all_ranks(ranks):

@@ -17,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from narrowcast.numerics.scaling import LARGEST_FLOAT32
 from narrowcast.torch.float8_state import HISTORY, INDEX, PENDING, ROLES, SCALE
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "advance_all"]
 
 
 class Arena:
@@ -78,23 +78,32 @@ class Arena:
         """Whether any layer has seen something since the last advance."""
         return any(bool(pending.any()) for pending in self.pending)
 
-    def advance(self, only: set[int] | None = None) -> None:
+    def seen(self, only: set[int] | None = None) -> Tensor:
+        """Returns what the layers have seen since the last advance, a row a role: float32, shape `(rows,)`, a copy.
+
+        Args:
+            only: the ids of the layers that are to move; `None`: all. The rows of others are 0.
+        """
+        pending = torch.cat(self.pending)
+        if only is not None:
+            # In the copy: what other layers see meanwhile, in other threads, merges into their own.
+            rows = torch.split(pending, [len(own) for own in self.pending])
+            for own, reference in zip(rows, self._layers, strict=True):
+                if id(reference()) not in only:
+                    own.zero_()
+        return pending
+
+    def advance(self, pending: Tensor, only: set[int] | None = None) -> None:
         """Moves the layers on, in place; see `narrowcast.numerics.delayed_scaling.advance`.
 
         Args:
+            pending: what `seen` returned, brought to its maximum over the ranks.
             only: the ids of the layers to move; `None`: all.
         """
-        pending, moved = torch.cat(self.pending), self.pending
+        moved = self.pending
         if only is not None:
-            moves_on = [id(reference()) in only for reference in self._layers]
-            moved = [own for own, is_moved in zip(self.pending, moves_on, strict=True) if is_moved]
-            # In the copy: what other layers see meanwhile, in other threads, merges into their own.
-            rows = torch.split(pending, [len(own) for own in self.pending])
-            for own, is_moved in zip(rows, moves_on, strict=True):
-                if not is_moved:
-                    own.zero_()
-        for group in self.groups:
-            torch.distributed.all_reduce(pending, torch.distributed.ReduceOp.MAX, group)
+            pairs = zip(self.pending, self._layers, strict=True)
+            moved = [own for own, reference in pairs if id(reference()) in only]
         moves = pending > 0
         entry = torch.where(moves, pending, self.history.gather(1, self.index)[:, 0])
         self.history.scatter_(1, self.index, entry.unsqueeze(1))
@@ -103,6 +112,30 @@ class Arena:
         torch.where(moves, fresh, self.scale, out=self.scale)
         self.index.add_(moves.unsqueeze(1)).remainder_(self.history.shape[1])
         torch._foreach_zero_(moved)
+
+
+def advance_all(arenas: list[Arena], only: set[int] | None = None) -> None:
+    """Moves the layers of some arenas on, with one all-reduce for all that lie on one device and share their groups.
+
+    Args:
+        arenas: those to move, in the same order on all ranks.
+        only: the ids of the layers to move; `None`: all.
+    """
+    pending = [arena.seen(only) for arena in arenas]
+    shared: dict[Any, list[int]] = {}
+    for position, arena in enumerate(arenas):
+        if arena.groups:
+            key = (arena.scale.device, tuple(group.group_name for group in arena.groups))
+            shared.setdefault(key, []).append(position)
+    for positions in shared.values():
+        together = torch.cat([pending[position] for position in positions])
+        for group in arenas[positions[0]].groups:
+            torch.distributed.all_reduce(together, torch.distributed.ReduceOp.MAX, group)
+        rows = torch.split(together, [len(pending[position]) for position in positions])
+        for position, own in zip(positions, rows, strict=True):
+            pending[position] = own
+    for arena, own in zip(arenas, pending, strict=True):
+        arena.advance(own, only)
 
 
 def _part(view: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from narrowcast.errors import ModelError
-from narrowcast.torch.float8_arena import Arena
+from narrowcast.torch.float8_arena import Arena, advance_all
 from narrowcast.torch.float8_state import PENDING
 
 __all__ = ["advance", "forget", "note_forward", "register", "set_clock"]
@@ -210,7 +210,7 @@ def _advance(arenas: list[Arena], only: set[int] | None = None) -> None:
             if not arena.groups and not _clock.has_warned and _num_ranks() > 1 and arena.has_seen():
                 _clock.has_warned = True
                 warnings.warn(_NO_GROUP, stacklevel=2)
-            arena.advance(only)
+        advance_all(arenas, only)
 
 
 def _alone() -> AbstractContextManager[Any]:
