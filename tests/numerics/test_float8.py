@@ -20,6 +20,7 @@ from tests.numerics.arrays import FRAMEWORKS, assert_same_bits, back
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "float8_vectors.json").read_text("utf-8"))
 DTYPES = ("float8_e4m3fn", "float8_e5m2")
+EVERY_DTYPE = (*DTYPES, "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 def floats(patterns):
@@ -53,7 +54,7 @@ def random(seed=0, num=1_000_000):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("dtype", [*DTYPES, "float8_e4m3fnuz", "float8_e5m2fnuz"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_every_midpoint_and_its_neighbours_round_to_the_expected_code(framework, dtype):
     case = VECTORS["casts"][dtype]
     codes = float8.quantize(FRAMEWORKS[framework](floats(case["input_f32"])), 1.0, dtype)
@@ -77,6 +78,7 @@ def test_float32_is_rounded_once_and_never_by_way_of_16_bits(framework):
         x = FRAMEWORKS[framework](floats([case["f32"]]))
         assert codes_of(float8.quantize(x, 1.0)).tolist() == [case["direct"]]
         assert codes_of(float8.quantize(arrays.cast(x, "bfloat16"), 1.0)).tolist() == [case["via_bfloat16"]]
+        assert codes_of(float8.quantize(arrays.cast(x, "float16"), 1.0)).tolist() == [case["via_float16"]]
 
 
 def test_float64_is_rounded_to_float32_first_as_everywhere():
@@ -103,12 +105,31 @@ def test_all_256_codes_decode_to_their_values_and_encode_back(framework, dtype):
     assert_same_codes(again, every[finite], dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_million_random_values_have_the_same_codes_in_every_framework(dtype):
-    x = random()
+@pytest.mark.parametrize("source", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_a_million_random_values_have_the_same_codes_in_every_framework(dtype, source):
+    with np.errstate(over="ignore"):  # NumPy says so where a value becomes infinity
+        x = arrays.cast(random(), source)
     expected = codes_of(float8.quantize(x, np.float32(37.25), dtype))
     for convert in FRAMEWORKS.values():
         assert_same_codes(float8.quantize(convert(x), convert(np.asarray([37.25], np.float32)), dtype), expected, dtype)
+
+
+@pytest.mark.parametrize("margin", [0, 3])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_a_compiler_that_fuses_gives_the_same_codes_and_scales(dtype, margin):
+    import jax
+
+    def rounded(x):
+        scale, scale_inv = saturating_scale(amax(x, 1), float8.largest(dtype), margin=margin)
+        codes = float8.quantize(x, scale, dtype)
+        return codes, scale, float8.dequantize(codes, scale_inv)
+
+    x = random(seed=4)[16:].clip(-1e30, 1e30)[:999_000].reshape(1000, 999)
+    (codes, *floats_), (traced, *traced_floats) = rounded(x), jax.jit(rounded)(x)
+    assert_same_codes(traced, codes_of(codes), dtype)
+    for actual, expected in zip(traced_floats, floats_, strict=True):
+        assert_same_bits(actual, expected)
 
 
 @pytest.mark.parametrize("source", ["float16", "bfloat16"])
@@ -127,6 +148,16 @@ def test_quantizing_and_dequantizing_gives_the_expected_codes_and_values(case):
     codes = float8.quantize(floats(case["x"]), scale, case["dtype"])
     assert_same_codes(codes, case["codes"], case["dtype"])
     assert_same_bits(float8.dequantize(codes, scale_inv), floats(case["dequant_scale_inv"]))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("case", VECTORS["qdq"]["cases"], ids=lambda case: case["dtype"])
+def test_quantizing_and_dequantizing_gives_what_keras_gives(framework, case):
+    convert = FRAMEWORKS[framework]
+    scale, scale_inv = convert(floats([case["scale_multiply"]])), convert(floats([case["scale_inv"]]))
+    codes = float8.quantize(convert(floats(case["x"])), scale, case["dtype"])
+    assert_same_codes(codes, case["codes_keras"], case["dtype"])
+    assert_same_bits(float8.dequantize(codes, scale_inv), floats(case["dequant_keras"]))
 
 
 @pytest.mark.parametrize("case", VECTORS["qdq"]["multiply_vs_divide"], ids=lambda case: case["x"])

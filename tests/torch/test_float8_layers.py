@@ -72,7 +72,42 @@ def test_gradients_arrive_in_the_variable_dtype_and_outputs_in_the_compute_dtype
     assert (y.dtype, layer.weight.grad.dtype, x.grad.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("mode", MODES)
+def test_a_policy_with_a_wide_weight_gradient_rounds_neither_factor_of_it(mode):
+    exact, errors = None, []
+    for is_wide in (True, False):
+        torch.manual_seed(0)
+        policy = narrowcast.QuantizedFloat8DTypePolicy(
+            mode=mode, source_name="float32", high_precision_weight_gradient=is_wide
+        )
+        layer = narrowcast.apply(nn.Linear(32, 16), policy)
+        x, grad = randn(64, 32), randn(64, 16, seed=1)
+        layer(x).backward(grad)
+        exact = grad.double().t() @ x.double()
+        errors.append(((layer.weight.grad.double() - exact).norm() / exact.norm()).item())
+    # 64 float32 terms: at most 64 units of 2**-24. Two roundings to float8, of 2**-4 and 2**-3 at most, lose far more.
+    assert errors[0] < 64 * 2.0**-24
+    assert errors[1] > 1e-3
+
+
+def test_attention_is_two_float8_products_around_the_same_softmax():
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    into, out = nn.Linear(16, 48), nn.Linear(16, 16)
+    into.load_state_dict({"weight": attention.in_proj_weight, "bias": attention.in_proj_bias})
+    out.load_state_dict(attention.out_proj.state_dict())
+    x = randn(3, 5, 16)
+    plain = attention(x, x, x, need_weights=False)[0]
+    for module in (attention, into, out):
+        narrowcast.apply(module, "float8/current")
+    q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in into(x).chunk(3, -1))
+    heads = ((q @ k.transpose(-1, -2)) / 8**0.5).softmax(-1) @ v
+    expected = out(heads.transpose(1, 2).flatten(2))
+    # A sum in another order may move a value of the second product's input over a boundary of float8: one step of
+    # e4m3, 2**-3 of that value at most, in a sum of 16.
+    found = attention(x, x, x, need_weights=False)[0]
+    assert (found - expected).norm() < 2.0**-7 * expected.norm()
+    assert (found - plain).norm() > 2.0**-7 * expected.norm()
+
     layer = narrowcast.apply(nn.Linear(16, 16), "float8")
     x = randn(3, 16).requires_grad_()
     (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)

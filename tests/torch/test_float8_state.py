@@ -297,15 +297,39 @@ def test_a_copy_in_mid_training_goes_its_own_way():
     assert_same_state(state(model), state(twin))
 
 
+def test_a_copy_between_micro_batches_has_seen_the_first_one():
+    model = Net()
+    model(randn(5, 16, factor=100.0)).square().sum().backward()
+    twin = copy.deepcopy(model)
+    model(randn(5, 16, seed=1)).square().sum().backward()
+    assert_same_state({"input": twin.a.float8_pending_amax[0]}, {"input": randn(5, 16, factor=100.0).abs().max()})
+    twin(randn(5, 16, seed=1)).square().sum().backward()
+    sgd(model).step()  # the clock moves every model on that has seen something
+    assert_same_state(state(twin), state(model))
+
+
 def test_an_ema_copy_does_not_move_with_its_model():
     model = Net()
     ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     optimizer = sgd(model)
     before = state(ema.module)
     step(model, optimizer)
-    ema.update_parameters(model)
-    assert_same_state(state(ema.module) | before, before)
-    ema.eval()(randn(5, 16))
+    assert_same_state(state(ema.module), before)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True], ids=["buffers copied", "buffers averaged"])
+def test_an_ema_copy_scales_by_what_its_model_has_seen_and_sees_nothing_itself(use_buffers):
+    model = Net()
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers, multi_avg_fn=average)
+    optimizer = sgd(model)
+    step(model, optimizer)
+    ema.update_parameters(model)  # the first time, everything is copied
+    seen = state(model)
+    assert_same_state(state(ema.module), seen)
+    ema.eval()(randn(5, 16, factor=100.0))
+    step(model, optimizer, 1, factor=10.0)
+    assert_same_state(state(ema.module), seen)
 
 
 def test_state_stays_float32_through_half_and_moves():
@@ -320,6 +344,15 @@ def test_state_stays_float32_through_half_and_moves():
     model.c.float()
     optimizer.step()
     assert model.a.float8_history_index.tolist() == [2, 2, 2]
+
+
+def test_scales_are_float32_quotients_also_in_a_model_cast_to_half():
+    model = narrowcast.apply(nn.Sequential(nn.Linear(16, 8)), "float8").half()
+    x = torch.full((2, 16), 3.0, dtype=torch.float16)
+    model(x).sum().backward()
+    sgd(model).step()
+    # The quotient rounded to float16 would be 149.375.
+    assert model[0].float8_scale[0].item() == np.float32(448) / np.float32(3)
 
 
 @pytest.mark.parametrize("has_bfloat16", [False, True])
