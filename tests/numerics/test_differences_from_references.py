@@ -129,3 +129,13 @@ def test_codes_by_blocks_differ_as_listed(block, library):
     codes = float8.quantize(x, expand_blocks(scale, block, x.shape))
     case = CURRENT["blockwise"][f"{block[0]}x{block[1]}/{library}"]
     assert (sha256(codes_of(codes)) == case["codes_sha256"]) is not bool(BLOCK_DIFFERENCES[library])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_codes_of_casts_that_do_not_saturate_differ_beyond_the_largest_value_only(dtype):
+    case = VECTORS["casts"][dtype]
+    x, theirs = floats(case["input_f32"]), np.asarray(case["nonsaturating"], np.uint8).ravel()
+    different = codes_of(float8.quantize(x, 1.0, dtype)).ravel() != theirs
+    # Codes of NaN differ by their sign only.
+    assert (np.abs(x[different & ~np.isnan(x)]) > float8.largest(dtype)).all()
+    assert different.any()

@@ -94,6 +94,18 @@ def test_what_a_skipped_fused_step_saw_is_forgotten():
     assert model.a.float8_pending_amax.count_nonzero() == 0
 
 
+def test_of_two_fused_optimizers_only_the_skipped_one_s_layers_forget():
+    model = Net()
+    of_a, of_b = (torch.optim.AdamW(layer.parameters(), lr=1e-3, fused=True) for layer in (model.a, model.b))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(randn(5, 16)).square().sum()).backward()
+    model.a.bias.grad[0] = torch.inf
+    scaler.step(of_a)
+    scaler.step(of_b)
+    assert model.a.float8_history_index.tolist() == [0, 0, 0]
+    assert model.b.float8_history_index.tolist() == [1, 1, 1]
+
+
 def in_backward(model):
     """Steps each parameter as soon as its gradient is there."""
     optimizers = {p: torch.optim.SGD([p], lr=1e-3) for p in model.parameters()}
