@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import narrowcast
@@ -210,6 +211,10 @@ def test_a_saved_model_reloads_bit_equal_and_takes_a_quarter(mode, tmp_path):
         fresh = narrowcast.load(tiny_lm(seed=5, num_blocks=1), tmp_path)
         assert torch.equal(fresh(IDS), expected)
     assert fresh.blocks[0].up.weight_codes.dtype is torch.float8_e4m3fn
+    saved, up = load_file(tmp_path / "model.safetensors"), tiny_lm(num_blocks=1).blocks[0].up
+    of_weight = [tensor for name, tensor in saved.items() if name.startswith("blocks.0.up.weight")]
+    # A byte a weight, and at most one float32 scale a row.
+    assert sum(tensor.nbytes for tensor in of_weight) <= up.weight.nbytes // 4 + 4 * up.weight.shape[0]
 
 
 @pytest.mark.parametrize("mode", ["float8/static", *MODES])
