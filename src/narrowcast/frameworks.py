@@ -40,6 +40,13 @@ def _package_of(model: object) -> Any:
     )
 
 
+def _inner(model: Any) -> Any:
+    """The model that `torch.compile` wrapped, else the model itself: paths are those of the model as it was written."""
+    kind = type(model)
+    is_wrapper = kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch.")
+    return model._orig_mod if is_wrapper else model
+
+
 def _package_for(folder: Path) -> Any:
     from narrowcast.checkpoint import Manifest  # only here: it needs the packages of policies and plans
 
@@ -61,7 +68,7 @@ def tree(model: object) -> Tree:
         >>> [site.path for site in tree(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))]
         ['', '0', '1']
     """
-    result: Tree = _package_of(model).tree(model)
+    result: Tree = _package_of(model).tree(_inner(model))
     return result
 
 
@@ -82,7 +89,7 @@ def plan(model: object, policy: Any, *, strict: bool = True, fallback: str = "so
         >>> plan(torch.nn.Sequential(torch.nn.Linear(64, 64)), {"0": "int8"})["0"].status.value
         'applied'
     """
-    result: Plan = _package_of(model).plan(model, policy, strict=strict, fallback=fallback)
+    result: Plan = _package_of(model).plan(_inner(model), policy, strict=strict, fallback=fallback)
     return result
 
 
@@ -109,8 +116,8 @@ def apply(
         >>> model[0].weight_codes.dtype
         torch.int8
     """
-    result: Model = _package_of(model).apply(model, policy, batches, strict=strict, fallback=fallback)
-    return result
+    _package_of(model).apply(_inner(model), policy, batches, strict=strict, fallback=fallback)
+    return model
 
 
 def dequantize(model: Model) -> Model:
@@ -121,8 +128,8 @@ def dequantize(model: Model) -> Model:
         >>> dequantize(apply(torch.nn.Sequential(torch.nn.Linear(64, 64)), "int8"))[0].weight.dtype
         torch.float32
     """
-    result: Model = _package_of(model).dequantize(model)
-    return result
+    _package_of(model).dequantize(_inner(model))
+    return model
 
 
 def plan_of(model: object) -> Plan | None:
@@ -133,7 +140,7 @@ def plan_of(model: object) -> Plan | None:
         >>> plan_of(apply(torch.nn.Linear(64, 64), "int8"))[""].given.name
         'int8_from_float32'
     """
-    result: Plan | None = _package_of(model).plan_of(model)
+    result: Plan | None = _package_of(model).plan_of(_inner(model))
     return result
 
 
@@ -141,8 +148,7 @@ def save(model: object, folder: str | Path, **options: Any) -> None:
     """Writes a model's tensors and policies to a folder, all or nothing; of a model of layers, the architecture too.
 
     Args:
-        model: the model, carrying policies or not. Of one that `torch.compile` wrapped, give what was wrapped: the
-            wrapper's paths begin with `_orig_mod`.
+        model: the model, carrying policies or not.
         folder: made if missing. Other files in it stay.
         options: on PyTorch `max_shard_bytes`, above which the tensors are split into several files.
 
@@ -153,7 +159,7 @@ def save(model: object, folder: str | Path, **options: Any) -> None:
         >>> import tempfile, torch
         >>> save(apply(torch.nn.Linear(64, 64), "int8"), tempfile.mkdtemp())
     """
-    _package_of(model).save(model, folder, **options)
+    _package_of(model).save(_inner(model), folder, **options)
 
 
 @overload
@@ -193,5 +199,6 @@ def load(model: Any, folder: str | Path | None = None, *, custom_objects: Mappin
             )
         package, made, folder = _package_for(Path(model)), None, model
     else:
-        package, made = _package_of(model), model
-    return package.load(made, folder, custom_objects=custom_objects)
+        package, made = _package_of(model), _inner(model)
+    loaded = package.load(made, folder, custom_objects=custom_objects)
+    return loaded if made is None else model

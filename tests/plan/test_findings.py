@@ -54,6 +54,15 @@ def test_a_rule_that_names_a_container_is_told_to_name_what_is_below() -> None:
     )
 
 
+def test_a_rule_that_wins_at_containers_only_is_told_what_it_loses_to() -> None:
+    tree = Tree((container(""), site("0")))
+    (finding,) = _error(tree, {".*": "int8", "0": "keep"}).findings
+    assert finding == (
+        "Rule '.*' asks for int8, and the one layer it reaches cannot have it: "
+        "a container has no floating parameters of its own; elsewhere it loses to '0'"
+    )
+
+
 def test_a_float_policy_that_is_refused_everywhere_is_an_error() -> None:
     tree = Tree((container(""), site("script", details=(("refuses", "it is TorchScript"),))))
     assert _error(tree, {"script": "bfloat16"}).findings == (

@@ -331,6 +331,31 @@ def test_dequantize_leaves_no_policy_where_there_was_none_before_the_first_mode(
     assert type(narrowcast.dequantize(model)[0]) is nn.Linear
 
 
+def test_a_compiled_model_has_the_paths_of_the_model_it_was_made_of(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
+
+    x = torch.ones(2, 64)
+    compiled = torch.compile(build(), backend="eager")
+    plain = compiled(x)
+    assert [row.path for row in narrowcast.plan(compiled, {"0": "int8"})] == ["", "0", "1", "2"]
+    assert narrowcast.apply(compiled, {"0": "int8"}) is compiled
+    assert narrowcast.plan_of(compiled)["0"].status.value == "applied"
+    assert "0" in narrowcast.tree(compiled)
+    quantized = compiled(x)
+    assert not torch.equal(quantized, plain)  # what was compiled before is not used again
+    narrowcast.save(compiled, tmp_path / "saved")
+    fresh, again = build(), torch.compile(build(), backend="eager")
+    narrowcast.load(fresh, tmp_path / "saved")
+    assert narrowcast.load(again, tmp_path / "saved") is again
+    assert torch.equal(again(x), quantized)
+    # Traced, scales multiply in another order than in the eager kernel.
+    torch.testing.assert_close(fresh(x), quantized, rtol=1e-6, atol=1e-6)
+    assert narrowcast.dequantize(compiled) is compiled
+    assert type(compiled._orig_mod[0]) is nn.Linear
+
+
 def test_a_plan_made_on_the_meta_device_applies_to_the_real_model():
     with torch.device("meta"):
         chosen = narrowcast.plan(nn.Sequential(nn.Linear(64, 64)), {"0": "int8"})

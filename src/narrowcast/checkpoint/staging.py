@@ -100,7 +100,7 @@ def staged(folder: Path, *, owned: re.Pattern[str]) -> Iterator[Path]:
     except OSError as error:
         raise CheckpointError(
             f"Saving to {str(folder)!r} failed: {error.strerror or error}. What the folder held before is unchanged",
-            fix="Free disk space or choose another folder, and save again",
+            fix="Free disk space, or choose another folder (a name that no file has), and save again",
         ) from error
     finally:
         if staging is not None:

@@ -134,9 +134,11 @@ class Findings:
             )
         for rule in self._resolver.rules:
             if rule in self._matched and rule not in self._given and rule not in self._refused:
-                beaten_by = ", ".join(quoted(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
                 matched = _count(self._matched[rule])
-                yield f"Rule {quoted(rule)} matches {matched} and wins at none: it loses to {beaten_by}"
+                yield f"Rule {quoted(rule)} matches {matched} and wins at none: it loses to {self._winners(rule)}"
+
+    def _winners(self, rule: str) -> str:
+        return ", ".join(quoted(key) for key in list(self._beaten.get(rule, {}))[:_MAX_REASONS])
 
     def _dotted(self) -> Iterator[str]:
         for rule in self._resolver.rules:
@@ -177,7 +179,11 @@ class Findings:
             if group is None or rule in self._given:
                 continue
             mode = registry.mode_of(policy).name if policy.source is not None else policy.name
-            below = f"; for the layers below it, write {quoted(rule + '/.*')}" if rule and group.is_container else ""
+            below = ""
+            if rule in self._beaten:
+                below = f"; elsewhere it loses to {self._winners(rule)}"
+            elif rule and group.is_container:
+                below = f"; for the layers below it, write {quoted(rule + '/.*')}"
             yield f"{_by(rule)} asks for {mode}, and {_none_of(group.num_sites)} have it: {group.why()}{below}"
 
 

@@ -58,7 +58,7 @@ def make(architecture: Mapping[str, Any] | None, custom_objects: Mapping[str, An
     from narrowcast.torch.layers import carrying  # also makes the layers' classes known
 
     if architecture is None or architecture.get("config") is None:
-        reason = "it holds no layers" if architecture is None else architecture.get("reason")
+        reason = "it holds no layers of narrowcast.layers" if architecture is None else architecture.get("reason")
         raise CheckpointError(
             f"Saved model says not how it is made: {reason}",
             fix="Make the model yourself and load into it: `load(model, folder)`",

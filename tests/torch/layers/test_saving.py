@@ -223,7 +223,9 @@ def test_classes_can_be_given(tmp_path):
 
 def test_a_model_of_pytorch_says_that_it_needs_its_code(tmp_path):
     narrowcast.save(nn.Sequential(nn.Linear(2, 2)), tmp_path)
-    with pytest.raises(CheckpointError, match="Saved model says not how it is made: it holds no layers"):
+    with pytest.raises(
+        CheckpointError, match="Saved model says not how it is made: it holds no layers of narrowcast.layers"
+    ):
         narrowcast.load(tmp_path)
 
 
